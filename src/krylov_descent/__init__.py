@@ -1,0 +1,19 @@
+"""Krylov Subspace Descent: second-order training without a learning rate and without damping."""
+
+from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.optimizers.ksd import KSD
+from krylov_descent.optimizers.result import Status, StepResult
+from krylov_descent.preconditioner import FisherDiagonal, Identity, Preconditioner
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "KSD",
+    "Evaluation",
+    "FisherDiagonal",
+    "Identity",
+    "Objective",
+    "Preconditioner",
+    "Status",
+    "StepResult",
+]

@@ -1,0 +1,77 @@
+"""Curvature products by forward-mode differentiation, for models without a double backward.
+
+The same products as in `curvature`, with a fresh forward pass for each: Jv by `torch.func.jvp`,
+Jᵀw by `torch.func.vjp`, and for the Hessian the forward derivative of the gradient.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from krylov_descent.batches import Batch, tensors_in
+from krylov_descent.losses import OutputHessian
+from krylov_descent.network import Network
+
+Values = tuple[Tensor, ...]
+# Pieces shaped like the parameters → the same, summed over the samples of one batch.
+BatchProduct = Callable[[list[Tensor]], list[Tensor | None]]
+
+
+def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
+    """v → Σ JᵀH_E Jv over the batch; about 2.3 gradients a product."""
+
+    def outputs(values: Values) -> Values:
+        found = network.call_with(values, network.names, lambda: network.outputs(batch, eager=True))
+        return tuple(z for z in tensors_in(found) if z.is_floating_point())
+
+    with torch.no_grad():
+        middle = network.output_hessian(network.outputs(batch, eager=True), batch)
+    return _around(network, outputs, middle)
+
+
+def fisher(network: Network, batch: Batch) -> BatchProduct:
+    """v → Σ gᵢgᵢᵀv over the batch."""
+
+    def losses(values: Values) -> Values:
+        return (_losses(network, batch, values),)
+
+    return _around(network, losses, lambda tangents: tangents)
+
+
+def hessian(network: Network, batch: Batch) -> BatchProduct:
+    """v → Σ ∂²nᵢ v over the batch."""
+
+    def total(values: Values) -> Tensor:
+        return _losses(network, batch, values).sum()
+
+    def product(pieces: list[Tensor]) -> list[Tensor | None]:
+        gradient = torch.func.grad(total)
+        curved = torch.func.jvp(gradient, (_values(network),), (tuple(pieces),))[1]
+        return list(curved)
+
+    return product
+
+
+def _around(
+    network: Network, outputs: Callable[[Values], Values], middle: OutputHessian
+) -> BatchProduct:
+    def product(pieces: list[Tensor]) -> list[Tensor | None]:
+        values = _values(network)
+        tangents = torch.func.jvp(outputs, (values,), (tuple(pieces),))[1]
+        transposed = torch.func.vjp(outputs, values)[1]
+        (result,) = transposed(tuple(middle(list(tangents))))
+        return list(result)
+
+    return product
+
+
+def _losses(network: Network, batch: Batch, values: Values) -> Tensor:
+    losses: Tensor = network.call_with(
+        values, network.names, lambda: network.sample_losses(batch, eager=True)
+    )
+    return losses
+
+
+def _values(network: Network) -> Values:
+    return tuple(p.detach() for p in network.parameters.tensors)

@@ -1,0 +1,154 @@
+"""A model with its loss, one batch at a time.
+
+`Network` knows how a batch becomes one number per sample and which tensors are trained. It
+walks over no data and sums nothing: that is `objective`'s work. Everything that needs to look
+inside a batch (the probes, per-sample gradients, curvature) is built on it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from krylov_descent.batches import Batch, Tree
+from krylov_descent.losses import Loss, OutputHessian, SampleLoss
+from krylov_descent.parameters import FlatParameters
+
+Forward = Callable[[Any, Tree], Tree]
+Call = Callable[[], Any]
+Params = Iterable[Tensor] | Iterable[dict[str, Any]]
+
+
+class Network:
+    """Model, loss and trainable parameters.
+
+    Args:
+        model: any module. A compiled model is used as it is for values, and unwrapped (`eager`)
+            where second derivatives or per-sample gradients are needed, which compiled code lacks.
+        loss: see `krylov_descent.losses`.
+        forward: `forward(model, inputs) -> outputs`; by default `model(inputs)`, `model(*inputs)`
+            for a tuple or list, `model(**inputs)` for a dict.
+        params: tensors, or groups as torch.optim has them; all of the model's by default.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, forward: Forward | None, params: Params | None
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"`model` must be a torch.nn.Module, found {type(model).__name__}")
+        self.model = model
+        self.eager: nn.Module = getattr(model, "_orig_mod", model)
+        self.loss = SampleLoss(loss)
+        self._forward = forward or _default_forward
+        self._ambient: AbstractContextManager[Any] = nullcontext()
+        self.parameters = FlatParameters.from_groups(_as_groups(self.eager, params))
+        self.names = self._names_of(self.parameters)
+        self._holder = _Holder(self.eager)
+
+    def refresh(self, groups: list[dict[str, Any]]) -> bool:
+        """Look again at what requires a gradient and at weight decay; True if that changed."""
+        parameters = FlatParameters.from_groups(groups)
+        if parameters.same_as(self.parameters):
+            return False
+        self.parameters, self.names = parameters, self._names_of(parameters)
+        return True
+
+    @contextmanager
+    def algebra(self) -> Iterator[None]:
+        """Keep an ambient torch.autocast for the forward pass and away from everything else."""
+        kind = self.parameters.device.type
+        self._ambient = torch.autocast(
+            kind,
+            dtype=torch.get_autocast_dtype(kind),
+            enabled=torch.is_autocast_enabled(kind),
+            cache_enabled=False,
+        )
+        try:
+            with torch.autocast(kind, enabled=False):
+                yield
+        finally:
+            self._ambient = nullcontext()
+
+    def outputs(self, batch: Batch, *, eager: bool = False) -> Tree:
+        """The model's outputs for a batch, under the caller's autocast."""
+        with self._ambient, _cudnn_for(self.model):
+            return self._forward(self.eager if eager else self.model, batch.inputs)
+
+    def sample_losses(self, batch: Batch, *, eager: bool = False) -> Tensor:
+        """nᵢ of a batch [size], part of the autograd graph."""
+        outputs = self.outputs(batch, eager=eager)
+        with self._ambient:
+            return self.loss.per_sample(outputs, batch.targets, batch.size)
+
+    def output_hessian(self, outputs: Tree, batch: Batch) -> OutputHessian:
+        """The loss's Hessian in the outputs, Σ over the batch, as v → H_E v."""
+        with self._ambient:
+            return self.loss.output_hessian(outputs, batch.targets, batch.size)
+
+    def call_with(self, values: Sequence[Tensor], names: Sequence[str], function: Call) -> Any:
+        """`function()` with the parameters of these names swapped for values, for a while."""
+        swapped = {f"model.{name}": value for name, value in zip(names, values, strict=True)}
+        return torch.func.functional_call(self._holder, swapped, (function,))
+
+    def gradients(self, losses: Tensor) -> list[Tensor | None]:
+        """∂ Σ nᵢ / ∂p for each parameter; None where the losses do not depend on it."""
+        require_graph(losses)
+        return list(
+            torch.autograd.grad(
+                losses, self.parameters.tensors, torch.ones_like(losses), allow_unused=True
+            )
+        )
+
+    def _names_of(self, parameters: FlatParameters) -> list[str]:
+        names = {id(p): name for name, p in self.eager.named_parameters()}
+        for p in parameters.tensors:
+            if id(p) not in names:
+                raise ValueError(
+                    f"`params` holds a tensor of shape {tuple(p.shape)} that is not a parameter "
+                    "of `model`: give parameters of the model itself"
+                )
+        return [names[id(p)] for p in parameters.tensors]
+
+
+class _Holder(nn.Module):
+    """The model as a child of a module that calls any function, for functional_call."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Call) -> Any:
+        return function()
+
+
+def require_graph(losses: Tensor) -> None:
+    """Refuse losses that no trainable parameter has an influence on."""
+    if not losses.requires_grad:
+        raise ValueError(
+            "the loss does not depend on any trainable parameter: check `params`, requires_grad "
+            "and detach() in the forward pass"
+        )
+
+
+def _cudnn_for(model: nn.Module) -> AbstractContextManager[Any]:
+    """CuDNN's recurrent nets have no second derivative, and in eval mode not even a first."""
+    if torch.backends.cudnn.enabled and any(isinstance(m, nn.RNNBase) for m in model.modules()):
+        return torch.backends.cudnn.flags(enabled=False)
+    return nullcontext()
+
+
+def _default_forward(model: Any, inputs: Tree) -> Tree:
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
+
+
+def _as_groups(model: nn.Module, params: Params | None) -> list[dict[str, Any]]:
+    given: list[Any] = list(model.parameters()) if params is None else list(params)
+    if given and isinstance(given[0], dict):
+        return given
+    return [{"params": given}]

@@ -1,0 +1,247 @@
+"""The function that is minimised: model + loss + L2, over any set of samples.
+
+    f(θ) = Σᵢ nᵢ(θ) / Σᵢ wᵢ  +  ½ Σ λ‖p‖²        (a mean over samples; see `losses`)
+
+`Objective` walks over the samples in micro-batches and sums exactly, whatever the sizes
+of the batches; per-sample losses are summed in float64, because progress that matters can
+be 1e-8 of the value. It reads the module's parameters as they are; whoever wants f at
+another point writes that point into them first (`FlatParameters.assign`).
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from krylov_descent import probes
+from krylov_descent.batches import Batch, as_samples
+from krylov_descent.losses import Loss
+from krylov_descent.network import Forward, Network, Params
+from krylov_descent.parameters import FlatParameters
+from krylov_descent.per_sample import SquaredGradients
+
+CPU_ACTIVATION_MEMORY = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What one walk over a set of samples found.
+
+    Attributes:
+        value: the objective, L2 included.
+        gradient: its gradient [n]; empty where it was not asked for.
+        squares: mean of the squared per-sample gradients of the loss [n], L2 left out; empty
+            where not asked for.
+        samples: how many samples were seen.
+        normaliser: what the sum of their losses was divided by; the same number for most losses.
+    """
+
+    value: float
+    gradient: Tensor
+    squares: Tensor
+    samples: int
+    normaliser: float
+
+
+class Objective:
+    """Model, loss and L2 as a function of one flat vector over a stream of batches.
+
+    Args:
+        model: any module. A compiled model is used as it is for values, and unwrapped where
+            second derivatives or per-sample gradients are needed, which compiled code lacks.
+        loss: see `krylov_descent.losses`.
+        forward: `forward(model, inputs) -> outputs`. The default calls `model(inputs)`,
+            `model(*inputs)` for a tuple or list, `model(**inputs)` for a dict. The forward may
+            itself differentiate, as that of a physics-informed net does.
+        params: the parameters to train, as torch.optim takes them (tensors, or groups with a
+            `weight_decay` each); all of the model's by default.
+        micro_batch: the most samples handled at a time; by default as many as fit
+            `activation_memory`, measured on a few samples.
+        activation_memory: bytes that activations may take; by default 1 GiB on a CPU and a
+            quarter of the free memory on a GPU.
+
+    Cost: a value is one forward pass, a gradient one forward and one backward pass over the
+    samples, the squares about one third more for stacks of Linear layers. Memory: activations
+    of one micro-batch and two vectors of n numbers for each of gradient and squares.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        *,
+        forward: Forward | None = None,
+        params: Params | None = None,
+        micro_batch: int | None = None,
+        activation_memory: int | None = None,
+    ) -> None:
+        for name, limit in (("micro_batch", micro_batch), ("activation_memory", activation_memory)):
+            if limit is not None and limit < 1:
+                raise ValueError(f"`{name}` must be at least 1, found {limit}")
+        self.network = Network(model, loss, forward, params)
+        self._squares = SquaredGradients(self.network)
+        self._micro_batch = micro_batch
+        self._activation_memory = activation_memory
+        self._findings: probes.Findings | None = None
+
+    @property
+    def parameters(self) -> FlatParameters:
+        """The flat view of what is trained."""
+        return self.network.parameters
+
+    def refresh(self, groups: list[dict[str, Any]]) -> None:
+        """Look again at which parameters require a gradient and at their weight decay."""
+        if self.network.refresh(groups):
+            self._findings = None
+
+    @property
+    def activation_memory(self) -> int:
+        """Bytes that activations may take."""
+        if self._activation_memory is None:
+            # Once: a limit that moves with the free memory would make runs differ.
+            device = self.parameters.device
+            self._activation_memory = (
+                torch.cuda.mem_get_info(device)[0] // 4
+                if device.type == "cuda"
+                else CPU_ACTIVATION_MEMORY
+            )
+        return self._activation_memory
+
+    # Values and gradients -----------------------------------------------------------------
+
+    def value(self, data: Any) -> float:
+        """f over the data."""
+        sums = _Sums(self)
+        for batch in self.micro_batches(data):
+            with self.value_mode():
+                sums.add(batch, self.network.sample_losses(batch))
+        return sums.value()
+
+    def losses(self, data: Any) -> Tensor:
+        """nᵢ of every sample, [N] in float64 on the CPU, L2 left out."""
+        found = []
+        for batch in self.micro_batches(data):
+            with self.value_mode():
+                found.append(self.network.sample_losses(batch).detach().double())
+        if not found:
+            raise ValueError("`data` is empty: it must hold at least one sample")
+        return torch.cat(found).cpu()
+
+    def value_and_gradient(self, data: Any) -> Evaluation:
+        """f and its gradient over the data."""
+        parameters = self.parameters
+        sums = _Sums(self)
+        total: Tensor | None = None
+        for batch in self.micro_batches(data):
+            losses = self.network.sample_losses(batch)
+            sums.add(batch, losses)
+            gradient = parameters.flatten(self.network.gradients(losses))
+            total = gradient if total is None else total.add_(gradient)
+        return sums.evaluation(total, None)
+
+    def value_gradient_and_squares(self, data: Any) -> Evaluation:
+        """f, its gradient and the mean of squared per-sample gradients, in one walk."""
+        parameters = self.parameters
+        sums = _Sums(self)
+        total: Tensor | None = None
+        total_squares: Tensor | None = None
+        for batch in self.micro_batches(data):
+            losses, gradients, squares = self._squares.of_batch(batch, self.activation_memory)
+            sums.add(batch, losses)
+            gradient = parameters.flatten(gradients)
+            del gradients
+            total = gradient if total is None else total.add_(gradient)
+            flat = parameters.flatten(squares)
+            del squares
+            total_squares = flat if total_squares is None else total_squares.add_(flat)
+        return sums.evaluation(total, total_squares)
+
+    # Pieces for the other rooms -----------------------------------------------------------
+
+    def micro_batches(self, data: Any, size: int | None = None) -> Iterator[Batch]:
+        """The data in micro-batches on the parameters' device; probes the first one."""
+        probed = False
+        for batch in as_samples(data).batches():
+            if batch.size == 0:
+                continue
+            if not probed:
+                self.probe(batch)
+                probed = True
+            for piece in batch.split(size or self.micro_batch):
+                yield piece.to(self.parameters.device)
+
+    def probe(self, batch: Batch) -> None:
+        """Refuse what is not a mean over samples; look again only when the model changed."""
+        signature = probes.signature(self.network.model)
+        if self._findings is None or self._findings.signature != signature:
+            self._squares.forget()
+            self._findings = probes.probe(self.network, batch, signature)
+
+    @property
+    def findings(self) -> probes.Findings:
+        """What the probe found out about model and loss; there is one after the first batch."""
+        if self._findings is None:
+            raise RuntimeError("the objective has not seen a batch yet")
+        return self._findings
+
+    @property
+    def micro_batch(self) -> int:
+        """The most samples handled at a time."""
+        if self._micro_batch is not None:
+            return self._micro_batch
+        return max(1, int(self.activation_memory // self.findings.bytes_per_sample))
+
+    def value_mode(self) -> AbstractContextManager[Any]:
+        """No autograd graph where only a value is wanted, unless the forward differentiates."""
+        return torch.enable_grad() if self.findings.forward_differentiates else torch.no_grad()
+
+
+class _Sums:
+    """Σ nᵢ and Σ wᵢ in float64 on the device, read by the host once at the end."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self._numerators: list[Tensor] = []
+        self._normalisers: list[float | Tensor] = []
+        self._samples = 0
+
+    def add(self, batch: Batch, losses: Tensor) -> None:
+        self._numerators.append(losses.detach().sum(dtype=torch.float64))
+        self._normalisers.append(self._objective.network.loss.normaliser(batch.targets, batch.size))
+        self._samples += batch.size
+
+    def value(self) -> float:
+        return self._read()[0]
+
+    def evaluation(self, gradient: Tensor | None, squares: Tensor | None) -> Evaluation:
+        """Divide the sums by what they are means over, in place, and add the L2 term."""
+        value, normaliser = self._read()
+        parameters = self._objective.parameters
+        nothing = torch.empty(0, dtype=parameters.dtype, device=parameters.device)
+        if gradient is not None:
+            gradient.div_(normaliser)
+            parameters.add_decay(gradient)
+        if squares is not None:
+            # The sample's part of the mean is nᵢN/W, so its square is nᵢ²N²/W², over N.
+            squares.mul_(self._samples / normaliser**2)
+        return Evaluation(
+            value,
+            nothing if gradient is None else gradient,
+            nothing if squares is None else squares,
+            self._samples,
+            normaliser,
+        )
+
+    def _read(self) -> tuple[float, float]:
+        if not self._samples:
+            raise ValueError("`data` is empty: it must hold at least one sample")
+        numerator = float(torch.stack(self._numerators).sum())
+        normaliser = float(sum(float(w) for w in self._normalisers))
+        if normaliser == 0:
+            raise ValueError(
+                "every target is ignored or has weight zero: the mean loss is not defined"
+            )
+        return numerator / normaliser + self._objective.parameters.decay_value(), normaliser

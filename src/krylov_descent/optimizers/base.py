@@ -1,0 +1,174 @@
+"""What every optimiser here has in common: `step(data)` inside the torch.optim contract.
+
+Second-order methods look at the data several times in a step, so they take the data, where
+torch.optim takes gradients. All the rest is as users and tools expect of a torch optimiser:
+parameter groups, hooks, schedulers, `state_dict`. State that belongs to a parameter has its
+shape and lives in `state`; counters live in `param_groups[0]`, since checkpoint tools allow
+nothing else in `state` and cast what is there to the parameter's dtype.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from krylov_descent.losses import Loss
+from krylov_descent.network import Forward
+from krylov_descent.objective import Objective
+from krylov_descent.probes import buffers_kept
+
+# An odd number with well-spread bits, so that neighbouring seeds share no step's generator.
+SEED_STRIDE = 0x9E3779B97F4A7C15
+
+
+class DataOptimizer(torch.optim.Optimizer):
+    """A torch optimiser whose `step` takes the data.
+
+    Args:
+        model: the module to train.
+        loss: see `krylov_descent.losses`.
+        params: the parameters to train, as torch.optim takes them; all of the model's by default.
+        defaults: of the parameter groups.
+        seed: of the optimiser's own random numbers.
+        forward: see `Objective`.
+        micro_batch: see `Objective`.
+        activation_memory: see `Objective`.
+    """
+
+    # Tells GradScaler to call `step` itself, which then can refuse it in a clear sentence.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        params: Any,
+        defaults: dict[str, Any],
+        *,
+        seed: int,
+        forward: Forward | None,
+        micro_batch: int | None,
+        activation_memory: int | None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"`model` must be a torch.nn.Module, found {type(model).__name__}")
+        given = list(model.named_parameters()) if params is None else params
+        if params is None and not given:
+            raise ValueError("`model` has no parameters: there is nothing to train")
+        super().__init__(given, defaults)
+        for group in self.param_groups:
+            _check_not_negative(group, "lr", "weight_decay")
+        self.objective = Objective(
+            model,
+            loss,
+            forward=forward,
+            params=self.param_groups,
+            micro_batch=micro_batch,
+            activation_memory=activation_memory,
+        )
+        self.param_groups[0].setdefault("seed", int(seed))
+        self.param_groups[0].setdefault("steps", 0)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were made so far, refused ones included."""
+        return int(self.param_groups[0]["steps"])
+
+    def _generator(self) -> torch.Generator:
+        """Random numbers of this step alone, so that resuming needs only seed and counter."""
+        seed = int(self.param_groups[0]["seed"])
+        return torch.Generator().manual_seed((seed * SEED_STRIDE + self.steps) % 2**63)
+
+    def _wants_to_step(self, data: Any, closure: Any) -> bool:
+        """Whether there is work; False for the empty call with which tools create the state."""
+        if hasattr(self, "grad_scale"):
+            vars(self).pop("grad_scale"), vars(self).pop("found_inf", None)
+            raise RuntimeError(
+                f"{type(self).__name__} does not work with GradScaler: it computes its own "
+                "gradients and needs no loss scaling. Call optimizer.step(data), and use "
+                "torch.autocast with bfloat16 where a low-precision forward pass is wanted"
+            )
+        is_data = isinstance(data, Dataset | DataLoader) or not callable(data)
+        if closure is not None or not is_data:
+            raise TypeError(
+                f"{type(self).__name__} needs the data, not a closure: call optimizer.step(data) "
+                "with (inputs, targets), a Dataset or a DataLoader"
+            )
+        if data is not None:
+            return True
+        if any(
+            p.grad is not None and bool(p.grad.any())
+            for group in self.param_groups
+            for p in group["params"]
+        ):
+            raise TypeError(
+                f"{type(self).__name__} needs the data and makes its own gradients: call "
+                "optimizer.step(data), without loss.backward()"
+            )
+        self._create_state()
+        return False
+
+    def _create_state(self) -> None:
+        """Make the per-parameter state that a checkpoint can be loaded into."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _working(self) -> Iterator[Objective]:
+        """Autograd on, autocast for the forward pass alone, buffers as before at the end."""
+        self.objective.refresh(self.param_groups)
+        network = self.objective.network
+        with torch.enable_grad(), network.algebra(), buffers_kept(network.model):
+            yield self.objective
+        self.param_groups[0]["steps"] = self.steps + 1
+
+    def _get_vector(self, key: str) -> Tensor | None:
+        """Per-parameter state as one flat vector; None where it is zero or not there."""
+        parameters = self.objective.parameters
+        pieces = [self.state[p].get(key) if p in self.state else None for p in parameters.tensors]
+        vector = parameters.flatten(pieces)
+        return vector if bool(vector.any()) else None
+
+    def _set_vector(self, key: str, vector: Tensor) -> None:
+        """Keep a flat vector as state, each piece with its parameter."""
+        parameters = self.objective.parameters
+        for p, piece in zip(parameters.tensors, parameters.pieces(vector), strict=True):
+            self.state[p][key] = piece.clone()
+
+    def _zero_state(self, key: str) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.requires_grad and key not in self.state[p]:
+                    self.state[p][key] = torch.zeros_like(p)
+
+    def _learning_rates(self) -> list[float]:
+        """`lr` of each trainable tensor, in the order of the flat vector."""
+        return [
+            float(group["lr"])
+            for group in self.param_groups
+            for p in group["params"]
+            if p.requires_grad
+        ]
+
+
+class Stopwatch:
+    """Wall-clock seconds by phase."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds: dict[str, float] = {}
+        self._clock, self._last = clock, clock()
+
+    def lap(self, phase: str) -> None:
+        """Book the time since the last lap on a phase."""
+        now = self._clock()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+def _check_not_negative(group: dict[str, Any], *keys: str) -> None:
+    for key in keys:
+        if not float(group[key]) >= 0:
+            raise ValueError(f"`{key}` must be 0 or more, found {group[key]}")

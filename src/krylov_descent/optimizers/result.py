@@ -1,0 +1,90 @@
+"""What a step did and what it cost."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Status(Enum):
+    """How a step ended; the value is a sentence for people."""
+
+    MOVED = "the step was taken"
+    STATIONARY = "the gradient is zero, so there is nowhere to go; the parameters are unchanged"
+    NO_DECREASE = (
+        "the search found no decrease beyond the objective's rounding noise; "
+        "the parameters are unchanged"
+    )
+    NOT_FINITE = "a number was NaN or infinite; the parameters are unchanged"
+
+    @property
+    def moved(self) -> bool:
+        """Whether the parameters changed."""
+        return self is Status.MOVED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step did and what it cost. `print(result)` gives one line.
+
+    Attributes:
+        loss: the objective on A before the step, L2 included.
+        loss_before: the objective on C before the step.
+        loss_after: the objective on C after it; the same as before where no step was taken.
+        status: how it ended.
+        reason: one sentence on that, with what was not finite or why the search ended.
+        noise: standard deviation of the rounding error of the objective on C.
+        gradient_norm: ‖g‖ on A.
+        step_norm: ‖d‖ of the step taken, 0 if none was.
+        rank: dimension of the subspace that was searched.
+        ritz_values: eigenvalues of the projected curvature H̄, ascending, before flooring.
+        samples: |A|.
+        curvature_samples: |B|.
+        objective_samples: |C|.
+        iterations: of the search.
+        evaluations: value and gradient on C, how often.
+        products: curvature products on B, how often.
+        passes: work in passes over A: samples gone through for gradient, products and
+            evaluations, divided by |A|.
+        graphs_kept: whether the graphs of B were held for all products, or rebuilt for each
+            because they exceed the memory for activations.
+        seconds: wall-clock by phase ("gradient", "basis", "search").
+    """
+
+    loss: float
+    loss_before: float
+    loss_after: float
+    status: Status
+    reason: str
+    noise: float = 0.0
+    gradient_norm: float = 0.0
+    step_norm: float = 0.0
+    rank: int = 0
+    ritz_values: tuple[float, ...] = ()
+    samples: int = 0
+    curvature_samples: int = 0
+    objective_samples: int = 0
+    iterations: int = 0
+    evaluations: int = 0
+    products: int = 0
+    passes: float = 0.0
+    graphs_kept: bool = True
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total_seconds(self) -> float:
+        """Wall-clock of the whole step."""
+        return sum(self.seconds.values())
+
+    def __str__(self) -> str:
+        change = f"{self.loss_before:.6g} -> {self.loss_after:.6g}"
+        same = self.objective_samples == self.samples
+        parts = [f"loss {change}" if same else f"loss {self.loss:.6g} | subset {change}"]
+        if not self.status.moved:
+            parts = [f"loss {self.loss:.6g} | no step: {self.reason}"]
+        if self.rank:
+            parts.append(f"rank {self.rank}")
+        if self.evaluations:
+            parts.append(f"{self.evaluations} evals")
+        if self.products:
+            parts.append(f"{self.products} products")
+        parts.append(f"{self.total_seconds:.2f} s")
+        return " | ".join(parts)

@@ -1,0 +1,128 @@
+"""One flat vector over the parameters that are trained.
+
+The mathematics of Krylov Subspace Descent speaks of one vector θ ∈ Rⁿ. A module
+speaks of many tensors. `FlatParameters` is the only translator: it copies θ out,
+writes θ in, and cuts a vector into pieces shaped like the parameters. The
+parameters keep their own storage; nothing of the module is replaced.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SUPPORTED_DTYPES = (torch.float32, torch.float64)
+
+
+class FlatParameters:
+    """The trainable tensors of a model, seen as one vector of `numel` numbers.
+
+    Args:
+        parameters: the tensors, each once, in a fixed order.
+        weight_decay: λ of each tensor; the objective gains ½λ‖p‖².
+
+    Raises:
+        ValueError: no tensor, a tensor twice, mixed dtypes or devices.
+        TypeError: a dtype other than float32 and float64.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], weight_decay: Sequence[float]) -> None:
+        self.tensors = list(parameters)
+        self.weight_decay = [float(decay) for decay in weight_decay]
+        _check(self.tensors)
+        self.sizes = [p.numel() for p in self.tensors]
+        self.numel = sum(self.sizes)
+        self.dtype = self.tensors[0].dtype
+        self.device = self.tensors[0].device
+
+    @classmethod
+    def from_groups(cls, groups: Iterable[dict[str, Any]]) -> "FlatParameters":
+        """The tensors of torch.optim parameter groups that require a gradient just now."""
+        trainable = [
+            (p, group.get("weight_decay", 0.0))
+            for group in groups
+            for p in group["params"]
+            if p.requires_grad
+        ]
+        return cls([p for p, _ in trainable], [decay for _, decay in trainable])
+
+    def same_as(self, other: "FlatParameters") -> bool:
+        """Whether both see the same tensors in the same order with the same weight decay."""
+        return (
+            len(self.tensors) == len(other.tensors)
+            and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
+            and self.weight_decay == other.weight_decay
+        )
+
+    def copy(self) -> Tensor:
+        """θ as a new vector [n]."""
+        return self.flatten([p.detach() for p in self.tensors])
+
+    @torch.no_grad()
+    def assign(self, vector: Tensor) -> None:
+        """Write the vector [n] into the parameters, in place and exactly."""
+        torch._foreach_copy_(self.tensors, self.pieces(vector))
+
+    def pieces(self, vector: Tensor) -> list[Tensor]:
+        """Views of a vector [n], one shaped like each parameter; no copy."""
+        parts = torch.split(vector, self.sizes)
+        return [part.view(p.shape) for part, p in zip(parts, self.tensors, strict=True)]
+
+    def flatten(self, pieces: Sequence[Tensor | None]) -> Tensor:
+        """A new vector [n] out of pieces shaped like the parameters; None counts as zeros."""
+        return torch.cat(
+            [
+                p.new_zeros(p.numel()) if piece is None else piece.reshape(-1)
+                for piece, p in zip(pieces, self.tensors, strict=True)
+            ]
+        )
+
+    def decay_value(self) -> float:
+        """½ Σ λ‖p‖² at the parameters as they are, summed in float64."""
+        squares = [
+            0.5 * decay * torch.linalg.vector_norm(p.detach(), dtype=torch.float64).square()
+            for p, decay in zip(self.tensors, self.weight_decay, strict=True)
+            if decay
+        ]
+        return float(torch.stack(squares).sum()) if squares else 0.0
+
+    def add_decay(self, result: Tensor, vector: Tensor | None = None) -> None:
+        """Add λ ⊙ vector to the result [n], in place; the vector is θ itself where not given."""
+        if not any(self.weight_decay):
+            return
+        pieces = [p.detach() for p in self.tensors] if vector is None else self.pieces(vector)
+        for target, piece, decay in zip(
+            self.pieces(result), pieces, self.weight_decay, strict=True
+        ):
+            if decay:
+                target.add_(piece, alpha=decay)
+
+    def add_decay_constant(self, diagonal: Tensor) -> None:
+        """Add λ to each entry of a diagonal [n], in place."""
+        for target, decay in zip(self.pieces(diagonal), self.weight_decay, strict=True):
+            if decay:
+                target.add_(decay)
+
+
+def _check(tensors: Sequence[Tensor]) -> None:
+    if not tensors or not any(p.numel() for p in tensors):
+        raise ValueError(
+            "the model has no trainable parameters: give `params` at least one tensor "
+            "with requires_grad=True"
+        )
+    for p in tensors:
+        if p.dtype not in SUPPORTED_DTYPES:
+            raise TypeError(
+                f"parameters must be float32 or float64, found {p.dtype}: keep the parameters "
+                "in float32 (and use torch.autocast for a low-precision forward pass)"
+            )
+    for attribute in ("dtype", "device"):
+        found = sorted({str(getattr(p, attribute)) for p in tensors})
+        if len(found) > 1:
+            raise ValueError(
+                f"all trainable parameters must share one {attribute}, found {', '.join(found)}: "
+                f"move the model with model.to(...) first"
+            )
+    if len({id(p) for p in tensors}) < len(tensors):
+        raise ValueError("`params` names the same tensor more than once: give each tensor once")

@@ -1,0 +1,82 @@
+"""D⁻¹ applied to a vector (paper, Section 4).
+
+A preconditioner is made up-to-date once per step, in the walk over set A that finds the
+gradient, and then divides vectors. KSD needs D only up to a constant factor.
+"""
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from krylov_descent.objective import Evaluation, Objective
+
+
+@runtime_checkable
+class Preconditioner(Protocol):
+    """What KSD asks of a preconditioner; any object with these two methods will do."""
+
+    def update(self, objective: Objective, data: Any) -> Evaluation:
+        """Walk over A once, make D, and return value and gradient found on the way.
+
+        `objective.value_and_gradient(data)` returns what is wanted. The data may be a stream
+        that can be walked over only once.
+        """
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """D⁻¹ vector as a new vector [n]; D is symmetric positive definite."""
+
+
+class FisherDiagonal:
+    """D = diagonal of the Fisher matrix on A, plus λ, floored to ε times its maximum.
+
+    The diagonal is the mean of the squared per-sample gradients (not the square of the mean
+    gradient). A gradient that is zero everywhere gives D = 1.
+
+    Args:
+        epsilon: the floor relative to the largest entry; the paper's ε.
+    """
+
+    def __init__(self, epsilon: float = 1e-4) -> None:
+        self._epsilon = epsilon
+        self.diagonal = torch.empty(0)
+
+    def update(self, objective: Objective, data: Any) -> Evaluation:
+        """One walk over A for value, gradient and squares."""
+        found = objective.value_gradient_and_squares(data)
+        objective.parameters.add_decay_constant(found.squares)
+        largest = found.squares.max()
+        # Without a host decision: where the largest is zero, everything becomes one.
+        floor = torch.where(largest > 0, self._epsilon * largest, 1.0)
+        self.diagonal = found.squares.clamp_(min=floor)
+        return found
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """The vector divided by D, entry by entry."""
+        return vector / self.diagonal
+
+
+class Identity:
+    """D = 1: no preconditioning."""
+
+    def update(self, objective: Objective, data: Any) -> Evaluation:
+        """One walk over A for value and gradient."""
+        return objective.value_and_gradient(data)
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """The vector itself, copied."""
+        return vector.clone()
+
+
+def make_preconditioner(given: "str | Preconditioner", epsilon: float) -> Preconditioner:
+    """The preconditioner of a name, or the object itself."""
+    if given == "fisher-diagonal":
+        return FisherDiagonal(epsilon)
+    if given == "identity":
+        return Identity()
+    if isinstance(given, Preconditioner) and not isinstance(given, str):
+        return given
+    raise ValueError(
+        "`preconditioner` must be 'fisher-diagonal', 'identity' or an object with "
+        f"update(objective, data) and solve(vector), found {given!r}"
+    )

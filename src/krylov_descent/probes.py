@@ -1,0 +1,221 @@
+"""Is it a mean over independent samples, and what does it need?
+
+Two cheap probes on a few samples, at the first batch and again when a `training` flag or a
+module changed: the same samples twice find dropout and random losses; a batch against its
+halves finds BatchNorm in training mode and losses that mix samples. Line searches and
+curvature have no meaning for those, so they are refused with what to do about it. Buffers
+and the global random state are as before afterwards.
+
+The same few samples tell how much memory a sample's activations take, in what arithmetic the
+forward pass is done, and whether it differentiates by itself.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from krylov_descent.batches import Batch
+from krylov_descent.losses import LossContractError, first_line
+from krylov_descent.network import Network
+
+PROBE_SAMPLES = 8
+# Rounding differs a little between batch sizes, more in low precision.
+TWICE_TOLERANCE, HALVES_TOLERANCE, COARSE_TOLERANCE = 1e-4, 1e-3, 3e-2
+TF32_EPSILON = 2.0**-10
+
+Signature = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the probe found out about model and loss.
+
+    Attributes:
+        signature: the modules and flags it holds for.
+        forward_differentiates: the forward pass needs grad mode (a physics-informed net).
+        epsilon: machine epsilon of the coarsest arithmetic in the forward pass.
+        bytes_per_sample: activations kept for one backward pass, per sample.
+    """
+
+    signature: Signature
+    forward_differentiates: bool
+    epsilon: float
+    bytes_per_sample: float
+
+
+def signature(model: nn.Module) -> Signature:
+    """Changes when a module is replaced or a `training` flag is switched."""
+    return tuple((id(module), module.training) for module in model.modules())
+
+
+def probe(network: Network, batch: Batch, model_signature: Signature) -> Findings:
+    """Run both probes on the first samples of the batch.
+
+    Raises:
+        LossContractError: the objective is random or mixes samples.
+    """
+    few = batch.rows(0, PROBE_SAMPLES).to(network.parameters.device)
+    devices = [network.parameters.device] if network.parameters.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), buffers_kept(network.model):
+        differentiates = _forward_differentiates(network, few)
+        mode = torch.enable_grad() if differentiates else torch.no_grad()
+        with mode, _CoarsestArithmetic(network.parameters.dtype) as arithmetic:
+            whole = network.sample_losses(few, eager=True).detach().double()
+        epsilon = _epsilon(arithmetic.coarsest, network.parameters.device)
+        with mode:
+            again = network.sample_losses(few).detach().double()
+            _check_repeats(network.model, whole, again)
+            if few.size > 1:
+                _check_halves(network, few, whole, epsilon)
+        bytes_per_sample = activation_bytes(network, few)
+    return Findings(model_signature, differentiates, epsilon, bytes_per_sample)
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Put every buffer back as it was, bit for bit."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, copy in before:
+                buffer.copy_(copy)
+
+
+def activation_bytes(network: Network, few: Batch) -> float:
+    """Bytes of activations a backward pass keeps per sample, at least 1."""
+
+    def kept(batch: Batch) -> int:
+        with SavedBytes(network.parameters.tensors) as saved:
+            losses = network.sample_losses(batch)
+            total = saved.bytes + losses.nbytes
+        return total
+
+    if few.size == 1:
+        return max(1.0, float(kept(few)))
+    half = few.rows(0, few.size // 2)
+    return max(1.0, (kept(few) - kept(half)) / (few.size - half.size))
+
+
+class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """Counts the bytes that autograd saves, each storage once and the parameters not at all."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self._sizes: dict[int, int] = {}
+        self._parameters = {p.untyped_storage().data_ptr() for p in parameters}
+        super().__init__(self._pack, lambda tensor: tensor)
+
+    def __enter__(self) -> "SavedBytes":  # type: ignore[override]
+        super().__enter__()
+        return self
+
+    @property
+    def bytes(self) -> int:
+        """How many so far."""
+        return sum(self._sizes.values())
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._parameters:
+            self._sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+
+class _CoarsestArithmetic(TorchDispatchMode):
+    """Notes the floating-point dtype with the fewest digits that any operation returns."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.coarsest = dtype
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in [result] if isinstance(result, Tensor) else _tensors_of(result):
+            if (
+                tensor.is_floating_point()
+                and torch.finfo(tensor.dtype).eps > torch.finfo(self.coarsest).eps
+            ):
+                self.coarsest = tensor.dtype
+        return result
+
+
+def _tensors_of(result: Any) -> list[Tensor]:
+    return [t for t in result if isinstance(t, Tensor)] if isinstance(result, tuple | list) else []
+
+
+def _epsilon(coarsest: torch.dtype, device: torch.device) -> float:
+    epsilon = torch.finfo(coarsest).eps
+    tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return TF32_EPSILON if tf32 and coarsest == torch.float32 else epsilon
+
+
+def _forward_differentiates(network: Network, few: Batch) -> bool:
+    try:
+        with torch.no_grad():
+            network.sample_losses(few)
+    except RuntimeError as problem:
+        with torch.enable_grad():
+            try:
+                network.sample_losses(few)
+            except RuntimeError:
+                raise problem from None
+        return True
+    return False
+
+
+def _check_repeats(model: nn.Module, first: Tensor, second: Tensor) -> None:
+    if _differ(first, second, TWICE_TOLERANCE):
+        raise LossContractError(
+            "the same samples gave two different losses, so the objective is random"
+            f"{_suspects(model)}: call model.eval() and take randomness out of forward and loss"
+        )
+
+
+def _check_halves(network: Network, few: Batch, whole: Tensor, epsilon: float) -> None:
+    half = few.size // 2
+    try:
+        parts = [
+            network.sample_losses(piece).detach().double()
+            for piece in (few.rows(0, half), few.rows(half, few.size))
+        ]
+    except (RuntimeError, ValueError) as problem:
+        raise LossContractError(
+            f"model and loss work on {few.size} samples but not on half of them "
+            f"({first_line(problem)}){_suspects(network.model)}: call model.eval(), and make "
+            "the loss a mean over independent samples"
+        ) from problem
+    tolerance = COARSE_TOLERANCE if epsilon >= TF32_EPSILON else HALVES_TOLERANCE
+    if _differ(whole, torch.cat(parts), tolerance):
+        raise LossContractError(
+            "a batch and its two halves gave different losses, so samples are mixed"
+            f"{_suspects(network.model)}: call model.eval(), and make the loss a mean over "
+            "independent samples"
+        )
+
+
+def _differ(first: Tensor, second: Tensor, tolerance: float) -> bool:
+    # NaN and infinity are the step's to report; here only whether both are the same.
+    finite = first.isfinite() & second.isfinite()
+    if bool((first.isfinite() != second.isfinite()).any()):
+        return True
+    scale = first[finite].abs().mean() if bool(finite.any()) else first.new_zeros(())
+    return bool(((first - second)[finite].abs() > tolerance * scale).any())
+
+
+def _suspects(model: nn.Module) -> str:
+    """Names the modules in training mode that are known to behave so."""
+    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RNNBase)
+    found = [
+        f"{name or 'model'} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if module.training
+        and isinstance(module, kinds)
+        and not (isinstance(module, nn.RNNBase) and module.dropout == 0)
+    ]
+    return f" (in training mode: {', '.join(found[:3])})" if found else ""

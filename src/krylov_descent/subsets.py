@@ -1,0 +1,178 @@
+"""The sets B (curvature) and C (objective in the subspace) of a step (paper, Section 4).
+
+Both are drawn anew each step, from a generator that belongs to the step, and held in memory
+while it lasts, so that random augmentation cannot make the objective noisy. From data with a
+length they are drawn by index. From a stream they are drawn on the way through it: each sample
+gets a random key and those with the smallest keys are kept.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from krylov_descent.batches import Batch, InMemory, Samples, join
+
+Size = int | float | Literal["auto", "paper"]
+# Below this a tenth of the samples is too few to say anything about curvature.
+SMALLEST_AUTOMATIC = 1000
+# A stream is over before its length is known, so more than the wanted fraction is held back.
+STREAM_SLACK = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class SubsetSizes:
+    """How large B and C are wanted: samples (int), a fraction (float), "paper" or "auto".
+
+    Attributes:
+        curvature: of B.
+        objective: of C.
+        dimension: K, of which "paper" (N/K) and "auto" (the same, but at least 1,000) speak.
+    """
+
+    curvature: Size
+    objective: Size
+    dimension: int
+
+    def of(self, total: int) -> tuple[int, int]:
+        """|B| and |C| for `total` samples.
+
+        Raises:
+            ValueError: a size asked for by number is larger than the data.
+        """
+        for wanted in (self.curvature, self.objective):
+            if isinstance(wanted, int) and wanted > total:
+                raise ValueError(
+                    f"`subset_size` asks for {wanted} samples but the data has {total}: "
+                    "lower it or give more data"
+                )
+        sizes = self._resolve(self.curvature, total), self._resolve(self.objective, total)
+        if sum(sizes) <= total:
+            return sizes
+        # Too few for disjoint sets of a useful size: the automatic ones take all samples.
+        return (
+            total if self.curvature == "auto" else sizes[0],
+            total if self.objective == "auto" else sizes[1],
+        )
+
+    def wanted_of_stream(self, seen: int) -> int:
+        """How many samples B and C need together if the stream ended now."""
+        both = self._resolve(self.curvature, seen) + self._resolve(self.objective, seen)
+        return min(seen, both)
+
+    @property
+    def fraction(self) -> float:
+        """The part of an ever longer stream that B and C take together."""
+        return sum(
+            wanted if isinstance(wanted, float) else 1 / self.dimension
+            for wanted in (self.curvature, self.objective)
+            if not isinstance(wanted, int)
+        )
+
+    def _resolve(self, wanted: Size, total: int) -> int:
+        if wanted == "auto":
+            return max(math.ceil(total / self.dimension), min(total, SMALLEST_AUTOMATIC))
+        if wanted == "paper":
+            return math.ceil(total / self.dimension)
+        if isinstance(wanted, float):
+            return max(1, round(wanted * total))
+        return int(wanted)
+
+    @classmethod
+    def checked(cls, subset_size: "Size | tuple[Size, Size]", dimension: int) -> "SubsetSizes":
+        """One size for both sets, or a pair (B, C), with each checked."""
+        pair: tuple[Any, ...] = (
+            subset_size if isinstance(subset_size, tuple) else (subset_size, subset_size)
+        )
+        if len(pair) != 2 or not all(_is_size(size) for size in pair):
+            raise ValueError(
+                "`subset_size` must be 'auto', 'paper', a number of samples (int ≥ 1), a fraction "
+                f"(float in (0, 1]), or a pair of these for B and C, found {subset_size!r}"
+            )
+        return cls(*pair, dimension)
+
+
+def _is_size(size: object) -> bool:
+    if isinstance(size, str):
+        return size in ("auto", "paper")
+    if isinstance(size, bool):
+        return False
+    if isinstance(size, float):
+        return 0 < size <= 1
+    return isinstance(size, int) and size >= 1
+
+
+def draw(
+    samples: Samples, sizes: SubsetSizes, generator: torch.Generator
+) -> tuple[Samples, Samples]:
+    """B and C from samples that are indexed; disjoint where both fit, else as far as possible."""
+    total = len(samples)
+    wanted_b, wanted_c = sizes.of(total)
+    order = torch.randperm(total, generator=generator)
+    curvature = _select(samples, order[:wanted_b])
+    if wanted_b == wanted_c == total:
+        return curvature, curvature
+    return curvature, _select(samples, order[total - wanted_c :])
+
+
+def _select(samples: Samples, indices: Tensor) -> Samples:
+    if isinstance(samples, InMemory) and len(indices) == len(samples):
+        return samples  # all of them: no copy
+    return samples.select(indices)
+
+
+class Reservoir(Samples):
+    """A stream that keeps a random part of what flows through it.
+
+    Walk over `batches` once, then ask for `draw`.
+    """
+
+    def __init__(self, stream: Samples, sizes: SubsetSizes, generator: torch.Generator) -> None:
+        self._stream, self._sizes, self._generator = stream, sizes, generator
+        self._kept: list[tuple[Tensor, Batch]] = []
+        self._seen = 0
+
+    def batches(self) -> Iterator[Batch]:
+        """The stream's batches; each is looked at for B and C after it was used."""
+        for batch in self._stream.batches():
+            yield batch
+            if batch.size:
+                keys = torch.rand(batch.size, dtype=torch.float64, generator=self._generator)
+                self._seen += batch.size
+                self._kept.append((keys, batch))
+                self._prune()
+
+    def draw(self) -> tuple[Samples, Samples]:
+        """B and C, disjoint where both fit."""
+        wanted_b, wanted_c = self._sizes.of(self._seen)
+        keys = torch.cat([keys for keys, _ in self._kept])
+        inputs = join([batch.inputs for _, batch in self._kept])
+        targets = join([batch.targets for _, batch in self._kept])
+        order = keys.argsort()[: wanted_b + wanted_c]
+        held = InMemory(Batch(inputs, targets, len(keys)))
+        self._kept = []
+        if wanted_b == wanted_c == self._seen:
+            return held, held
+        return _select(held, order[:wanted_b]), _select(held, order[-wanted_c:])
+
+    def _prune(self) -> None:
+        """Drop what can no longer be among the smallest keys wanted at the end.
+
+        At the end the m(N) smallest keys are wanted, with m growing in N at most in proportion.
+        So a key stays when it is among the m(seen) smallest, or below the fraction m(N)/N itself,
+        with some slack for chance.
+        """
+        held = sum(len(keys) for keys, _ in self._kept)
+        wanted = self._sizes.wanted_of_stream(self._seen)
+        if held <= 2 * wanted:
+            return
+        keys = torch.cat([keys for keys, _ in self._kept])
+        bound = max(float(keys.kthvalue(wanted).values), STREAM_SLACK * self._sizes.fraction)
+        self._kept = [
+            (keys[small], batch.select(small.nonzero()[:, 0]))
+            for keys, batch in self._kept
+            if bool((small := keys <= bound).any())
+        ]

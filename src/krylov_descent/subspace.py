@@ -1,0 +1,153 @@
+"""The Krylov subspace, the curvature in it, and coordinates in which it is round.
+
+`krylov_basis` is the paper's Algorithm 2: orthonormal vectors that span
+{ (D⁻¹H)ᵏ D⁻¹g, 0 ≤ k < K } and the previous step, with H̄ = VᵀHV on the way. `Coordinates`
+is the further preconditioning of Algorithm 3: H̄ with floored eigenvalues, Ĥ = CCᵀ, and
+V̄ = VC⁻ᵀ. V̄ is never formed; C⁻ᵀ acts on the small vectors.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+
+# Of a new direction, what is left after orthogonalisation counts as nothing below this many
+# units of rounding: it would be a random vector.
+BREAKDOWN_UNITS = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subspace:
+    """Orthonormal vectors and the curvature between them.
+
+    Attributes:
+        basis: V as rows [r, n]; r ≤ K + 1.
+        curvature: H̄ = VᵀHV [r, r], float64 on the CPU, symmetric. Not finite where a product
+            was not.
+    """
+
+    basis: Tensor
+    curvature: Tensor
+
+    @property
+    def rank(self) -> int:
+        """How many independent directions there are."""
+        return self.basis.shape[0]
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """V c as a vector [n], for small c [r] (float64, CPU)."""
+        return self.basis.t() @ coefficients.to(self.basis.device, self.basis.dtype)
+
+    def project(self, vector: Tensor) -> Tensor:
+        """Vᵀ vector, [r] in float64 on the CPU."""
+        return (self.basis @ vector).to("cpu", torch.float64)
+
+
+def krylov_basis(
+    product: Product,
+    solve: Product,
+    gradient: Tensor,
+    previous_step: Tensor | None,
+    dimension: int,
+) -> Subspace:
+    """Algorithm 2, safe against breakdown.
+
+    Args:
+        product: v → Hv, vectors [n].
+        solve: v → D⁻¹v.
+        gradient: g [n], finite and not zero.
+        previous_step: d_prev [n], which joins as the last direction; None on the first step.
+            Overwritten.
+        dimension: K, the dimension of the Krylov part.
+
+    With a good preconditioner D⁻¹H is near the identity and a new direction may vanish. Then the
+    Krylov part ends, and the previous step still joins unless it lies in the span already. On a
+    GPU that takes no decision on the host: a vanished direction becomes zero, as does all that
+    follows from it, and the rank is cut when H̄ is read at the end.
+
+    Cost: r products, D⁻¹ each, and 6rn multiply-adds for each new vector. Memory: K + 1 vectors.
+    """
+    size = gradient.numel()
+    krylov = min(dimension, size)
+    slots = krylov + (previous_step is not None)
+    basis = gradient.new_zeros(slots, size)
+    curvature = torch.zeros(slots, slots, dtype=gradient.dtype, device=gradient.device)
+
+    first = solve(gradient)
+    basis[0] = first / first.norm()
+    del first
+    last = krylov - 1
+    for k in range(krylov):
+        w = product(basis[k])
+        curvature[k] = basis @ w
+        if k == last:
+            break
+        basis[k + 1] = _new_direction(basis[: k + 1], solve(w))
+        # Reading a number costs a GPU a stop, and a CPU nothing.
+        if not basis.is_cuda and not bool(basis[k + 1].any()):
+            break
+    if previous_step is not None:
+        basis[krylov] = _new_direction(basis[:krylov], previous_step)
+        if basis.is_cuda or bool(basis[krylov].any()):
+            curvature[krylov] = basis @ product(basis[krylov])
+    return _cut(basis, curvature)
+
+
+def _new_direction(basis: Tensor, u: Tensor) -> Tensor:
+    """What u adds to the span of the rows of the basis, normalised; zero if that is nothing.
+
+    Orthogonalised twice: once leaves an error of rounding times the part that was removed,
+    which can be most of u. Overwrites u.
+    """
+    before = u.norm()
+    for _ in range(2):
+        u.sub_(basis.t() @ (basis @ u))
+    after = u.norm()
+    vanished = after <= BREAKDOWN_UNITS * torch.finfo(u.dtype).eps * before
+    return torch.where(vanished, 0.0, u.div_(after))
+
+
+def _cut(basis: Tensor, curvature: Tensor) -> Subspace:
+    """Leave out the zero rows; the lower triangle of H̄ is the whole of it."""
+    kept = basis.any(dim=1).cpu()
+    lower = curvature.to("cpu", torch.float64)[kept][:, kept].tril()
+    symmetric = lower + lower.tril(-1).t()
+    whole = bool(kept.all())
+    return Subspace(basis if whole else basis[kept.to(basis.device)], symmetric)
+
+
+class Coordinates:
+    """Coordinates a with V̄a = VC⁻ᵀa, in which the curvature is the identity.
+
+    Args:
+        curvature: H̄ [r, r], float64, finite; any sign.
+        epsilon: eigenvalues are floored to this times the largest.
+
+    If the largest eigenvalue is not positive, the floor is ε·max|λ|; if H̄ is zero, Ĥ = I.
+    """
+
+    def __init__(self, curvature: Tensor, epsilon: float) -> None:
+        self.ritz_values, vectors = torch.linalg.eigh(curvature)
+        largest = float(self.ritz_values[-1])
+        scale = largest if largest > 0 else float(self.ritz_values.abs().max())
+        if scale == 0:
+            floored = torch.ones_like(self.ritz_values)
+        else:
+            floored = self.ritz_values.clamp(min=epsilon * scale)
+        self._factor = torch.linalg.cholesky((vectors * floored) @ vectors.t())
+
+    def to_basis(self, a: Tensor) -> Tensor:
+        """C⁻ᵀ a: the coefficients of V for the coordinates a."""
+        return _solve(self._factor.t(), a, upper=True)
+
+    def from_gradient(self, projected: Tensor) -> Tensor:
+        """C⁻¹(Vᵀ∇f): the gradient in the coordinates a."""
+        return _solve(self._factor, projected, upper=False)
+
+
+def _solve(triangular: Tensor, vector: Tensor, *, upper: bool) -> Tensor:
+    column: Tensor = torch.linalg.solve_triangular(triangular, vector.unsqueeze(1), upper=upper)
+    return column[:, 0]

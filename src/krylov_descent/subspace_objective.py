@@ -1,0 +1,88 @@
+"""The objective as a function of a few coordinates: a → f_C(θ + V̄a).
+
+What BFGS minimises in a step (paper, Algorithm 3, line 11), with the noise of its values
+measured, not assumed: the search must go on until the noise and stop there, and what that is
+depends on float64, float32, tf32 or bfloat16, on the model and on the number of samples.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from krylov_descent.noise import noise_of_sum
+from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.subspace import Coordinates, Subspace
+
+NOISE_POINTS = 4
+
+
+class SubspaceObjective:
+    """f_C over the coordinates of a subspace, around θ.
+
+    Evaluating writes the point into the module's parameters and leaves it there.
+
+    Args:
+        objective: f.
+        data: the set C, in memory.
+        theta: θ [n], an exact copy.
+        subspace: V.
+        coordinates: C of Ĥ = CCᵀ.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        data: Any,
+        theta: Tensor,
+        subspace: Subspace,
+        coordinates: Coordinates,
+    ) -> None:
+        self._objective, self.data, self._theta = objective, data, theta
+        self._subspace, self._coordinates = subspace, coordinates
+        self.samples_seen = 0
+
+    def direction(self, a: Tensor) -> Tensor:
+        """V̄a, a vector [n]."""
+        return self._subspace.combine(self._coordinates.to_basis(a))
+
+    def __call__(self, a: Tensor) -> tuple[float, Tensor]:
+        """Value and gradient V̄ᵀ∇f at a [r]; one gradient over C."""
+        found = self.evaluate(a)
+        return found.value, self.project(found)
+
+    def evaluate(self, a: Tensor) -> Evaluation:
+        """Value and gradient [n] at a."""
+        self._move(a)
+        found = self._objective.value_and_gradient(self.data)
+        self.samples_seen += found.samples
+        return found
+
+    def project(self, found: Evaluation) -> Tensor:
+        """The gradient in the coordinates, [r] in float64 on the CPU."""
+        return self._coordinates.from_gradient(self._subspace.project(found.gradient))
+
+    def noise(self, start: Evaluation, gradient: Tensor) -> float:
+        """Standard deviation of the rounding error of a value; four forward passes over C.
+
+        Values at points a little apart along the first direction: what is left of them after
+        third differences is noise, if the points are so close that the objective itself is a
+        quadratic there. In these coordinates a full step is about the gradient's length; a
+        fraction of a tenth of ε^⅓ of that makes the cubic part a thousandth of the rounding.
+        """
+        epsilon: float = self._objective.findings.epsilon
+        spacing = 0.1 * epsilon ** (1 / 3)
+        rows = []
+        for k in range(NOISE_POINTS):
+            self._move(gradient * (-k * spacing))
+            rows.append(self._objective.losses(self.data))
+            self.samples_seen += rows[-1].numel()
+        values = torch.stack(rows)
+        if not bool(values.isfinite().all()):
+            # No neighbourhood to look at; rounding of the last operation is the least there is.
+            return epsilon * abs(start.value) / math.sqrt(start.samples)
+        return noise_of_sum(values) / start.normaliser
+
+    def _move(self, a: Tensor) -> None:
+        self._objective.parameters.assign(self._theta + self.direction(a))
