@@ -1,0 +1,78 @@
+"""The problems by name: `load_problem("curves")`."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from krylov_descent.laboratory.choices import unknown_name
+from krylov_descent.laboratory.problems import curves, mnist
+from krylov_descent.laboratory.problems.problem import Problem, Size
+
+__all__ = ["PROBLEMS", "Problem", "ProblemEntry", "load_problem"]
+
+
+@dataclass(frozen=True)
+class ProblemEntry:
+    """What is known of a problem before its data are loaded."""
+
+    name: str
+    title: str
+    summary: str
+    load: Callable[..., Problem]
+
+    @property
+    def options(self) -> list[str]:
+        """The options of this problem alone, which `load_problem` passes on."""
+        return [p for p in inspect.signature(self.load).parameters if p not in COMMON]
+
+
+COMMON = ("folder", "seed", "size")
+
+
+def _mnist_entry(name: str, load: Callable[..., Problem]) -> ProblemEntry:
+    return ProblemEntry(name, mnist.TITLES[name], mnist.SUMMARIES[name], load)
+
+
+PROBLEMS: dict[str, ProblemEntry] = {
+    entry.name: entry
+    for entry in (
+        ProblemEntry(curves.NAME, curves.TITLE, curves.SUMMARY, curves.load_curves),
+        _mnist_entry(mnist.AUTOENCODER, mnist.load_autoencoder),
+        _mnist_entry(mnist.CLASSIFIER, mnist.load_classifier),
+        _mnist_entry(mnist.PRETRAINED_CLASSIFIER, mnist.load_pretrained_classifier),
+    )
+}
+
+
+def load_problem(
+    name: str,
+    *,
+    folder: str | Path | None = None,
+    seed: int = 0,
+    size: Size | None = None,
+    **options: object,
+) -> Problem:
+    """A problem with its data in memory, on the CPU in float32.
+
+    Args:
+        name: one of `PROBLEMS`.
+        folder: the data folder; else KRYLOV_DESCENT_DATA, else the user's cache.
+        seed: of data that are drawn (the curves; the choice of the small forms), not of the
+            starting weights, which `Problem.make_model` takes.
+        size: "small" for a form that trains in seconds on a laptop.
+        options: of the problem: `validation` for all, `code_size` and `original` for curves.
+
+    Raises:
+        UnknownNameError: no such problem or option; the nearest is suggested.
+        DataError: the data cannot be had.
+    """
+    if name not in PROBLEMS:
+        raise unknown_name("problem", name, PROBLEMS)
+    if size not in (None, "small"):
+        raise ValueError(f"`size` must be 'small' or left out, found {size!r}")
+    entry = PROBLEMS[name]
+    for option in options:
+        if option not in entry.options:
+            raise unknown_name(f"option of {name!r}", option, entry.options)
+    return entry.load(folder=folder, seed=seed, size=size, **options)
