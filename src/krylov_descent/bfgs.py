@@ -1,0 +1,211 @@
+"""Dense BFGS for a few dozen variables, the inner minimiser of KSD (the paper's Algorithm 3).
+
+The coordinates in which KSD poses its inner problem make the Hessian roughly the identity (the
+paper's Algorithm 2 ends with a Cholesky factor for just this), so the inverse Hessian starts as
+the identity and the first step tried is 1.
+
+Values carry noise, and a large constant may hide the progress that matters (the cross-entropy of
+grey pixels does not go to zero). So there is no relative tolerance: the search ends when the
+decrease that the quadratic model predicts, ½ gᵀHg, is below the noise of a value.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from krylov_descent.line_search import Trial, wolfe_search
+
+Function = Callable[[Tensor], tuple[float, Tensor]]
+"""From a point to the value and the gradient there; vectors are [m], float64, on the CPU."""
+
+EPSILON = sys.float_info.epsilon
+
+
+class StopReason(StrEnum):
+    """Why the minimiser stopped, as a sentence."""
+
+    ZERO_GRADIENT = "the gradient is zero"
+    BELOW_NOISE = "the predicted decrease is below the noise of the objective"
+    ITERATION_LIMIT = "the iteration limit was reached"
+    NO_DECREASE = "the line search found no acceptable step"
+    START_NOT_FINITE = "the value or the gradient at the start is not finite"
+
+
+@dataclass(frozen=True, slots=True)
+class BFGSResult:
+    """The best point seen, and what it took to find it."""
+
+    point: Tensor  # [m]
+    value: float
+    gradient: Tensor  # [m]
+    iterations: int  # line searches made
+    evaluations: int  # calls of the function
+    reason: StopReason
+
+
+def minimize_bfgs(
+    function: Function,
+    start: Tensor,
+    *,
+    initial: tuple[float, Tensor] | None = None,
+    max_iterations: int = 30,
+    noise: float = 0.0,
+) -> BFGSResult:
+    """Minimise a smooth function of a few dozen variables.
+
+    Args:
+        function: value and gradient at a point; infinity or NaN say that the point is too far.
+            What it raises is passed on.
+        start: where to begin, [m], float64, on the CPU.
+        initial: value and gradient at ``start`` where they are known; saves one evaluation.
+        max_iterations: the most line searches to make (the paper: at most 30).
+        noise: standard deviation of the absolute error of one value. With 0 the search goes on
+            to the limits of float64.
+
+    Cost beside the evaluations: O(m²) operations an iteration and one m × m matrix.
+    """
+    _check_arguments(start, max_iterations, noise)
+    iterations = 0
+    evaluations = 0 if initial is not None else 1
+    current = best = _Iterate(start, *(initial if initial is not None else function(start)))
+    lowest = current.value  # of all seen; the best point may lie above it by the noise
+    last_decrease = math.inf
+    inverse_hessian = _InverseHessian(len(start))
+
+    def finish(reason: StopReason) -> BFGSResult:
+        return BFGSResult(best.point, best.value, best.gradient, iterations, evaluations, reason)
+
+    if not current.is_finite():
+        return finish(StopReason.START_NOT_FINITE)
+    while True:
+        direction = -inverse_hessian.times(current.gradient)
+        slope = float(current.gradient @ direction)
+        predicted_decrease = -slope / 2
+        if not current.gradient.any():
+            return finish(StopReason.ZERO_GRADIENT)
+        if abs(predicted_decrease) <= noise:
+            return finish(StopReason.BELOW_NOISE)
+        if iterations == max_iterations:
+            return finish(StopReason.ITERATION_LIMIT)
+        if not -math.inf < slope < 0:  # overflow, or rounding made the matrix indefinite
+            if inverse_hessian.is_identity:
+                return finish(StopReason.NO_DECREASE)
+            inverse_hessian.reset()
+            continue
+
+        # No value is more exact than float64 can write it, whatever the noise.
+        value_error = max(noise, EPSILON * abs(current.value))
+        search = wolfe_search(
+            _along(function, current.point, direction),
+            Trial(0.0, current.value, slope, current.gradient),
+            first_step=_first_step(last_decrease, predicted_decrease),
+            noise=value_error,
+        )
+        iterations += 1
+        evaluations += search.evaluations
+
+        previous = current
+        current = previous.moved(direction, search.accepted or search.best)
+        lowest = min(lowest, search.best.value)
+        if current.value <= lowest + value_error:
+            best = current
+        elif search.best.value < best.value:
+            best = previous.moved(direction, search.best)
+
+        if search.accepted is not None:
+            # By the slopes, which are more exact than the values.
+            last_decrease = -search.accepted.step * (slope + search.accepted.slope) / 2
+            inverse_hessian.update(
+                current.point - previous.point, current.gradient - previous.gradient
+            )
+        elif predicted_decrease <= value_error:
+            return finish(StopReason.BELOW_NOISE)
+        elif inverse_hessian.is_identity:
+            return finish(StopReason.NO_DECREASE)
+        else:
+            inverse_hessian.reset()
+
+
+def _first_step(last_decrease: float, predicted_decrease: float) -> float:
+    """The natural step of 1, or less if its prediction goes beyond what the last step achieved.
+
+    A model that predicts more than that has directions in it that were never tried (Nocedal &
+    Wright, 2006, section 3.5). The search would shrink the step at the cost of an evaluation.
+    """
+    return min(1.0, 1.01 * last_decrease / predicted_decrease) or 1.0  # 0 is an underflow
+
+
+def _along(function: Function, point: Tensor, direction: Tensor) -> Callable[[float], Trial]:
+    """The function of one variable that the line search sees."""
+
+    def evaluate(step: float) -> Trial:
+        value, gradient = function(point + step * direction)
+        return Trial(step, value, float(gradient @ direction), gradient)
+
+    return evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class _Iterate:
+    point: Tensor
+    value: float
+    gradient: Tensor
+
+    def is_finite(self) -> bool:
+        return math.isfinite(self.value) and bool(self.gradient.isfinite().all())
+
+    def moved(self, direction: Tensor, trial: Trial) -> Self:
+        return type(self)(self.point + trial.step * direction, trial.value, trial.gradient)
+
+
+class _InverseHessian:
+    """The BFGS approximation of the inverse Hessian, [m, m], positive definite."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.reset()
+
+    def reset(self) -> None:
+        self._matrix = torch.eye(self._size, dtype=torch.float64)
+        self.is_identity = True
+
+    def times(self, vector: Tensor) -> Tensor:
+        return self._matrix @ vector
+
+    def update(self, step: Tensor, change: Tensor) -> None:
+        """Learn that this step caused this change of the gradient, so that H·change = step.
+
+        Left out when the curvature along the step, stepᵀchange, is not safely positive: the
+        matrix would lose its definiteness.
+        """
+        curvature = float(step @ change)
+        if curvature <= EPSILON * float(step.norm() * change.norm()):
+            return
+        if self.is_identity:
+            # The usual scaling of the first matrix, but only upwards: a first direction that is
+            # more curved than expected says nothing against the scale of the others, and
+            # directions taken for too curved are slow to be learnt.
+            self._matrix *= max(1.0, curvature / float(change @ change))
+            self.is_identity = False
+        image = self._matrix @ change
+        weight = (1 + float(change @ image) / curvature) / curvature
+        cross = torch.outer(image / curvature, step)
+        self._matrix += weight * torch.outer(step, step) - cross - cross.T
+
+
+def _check_arguments(start: Tensor, max_iterations: int, noise: float) -> None:
+    if start.dim() != 1 or start.dtype != torch.float64 or start.device.type != "cpu":
+        raise ValueError(
+            "start must be a one-dimensional float64 tensor on the CPU, got "
+            f"shape {tuple(start.shape)}, {start.dtype}, {start.device}"
+        )
+    if max_iterations < 0:
+        raise ValueError(f"max_iterations must be at least 0, got {max_iterations}")
+    if not 0 <= noise < math.inf:
+        raise ValueError(f"noise must be finite and at least 0, got {noise}")

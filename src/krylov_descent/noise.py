@@ -1,0 +1,59 @@
+"""The noise of a sum over samples, measured rather than assumed.
+
+A loss in float32, tf32 or bf16 is a smooth function plus rounding. On a short line the smooth part
+is a parabola, which third differences make vanish; the rounding stays, because from point to point
+it behaves like a random number (Hamming's difference table; Moré & Wild, *Estimating computational
+noise*, 2011).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+ORDER = 3  # of the differences
+
+
+def noise_of_sum(values: Tensor) -> float:
+    """Estimate the standard deviation of the error of the sum over samples.
+
+    Two estimates are made, and the larger one is returned:
+
+    * from each sample's own differences, as if samples erred independently. It averages over
+      N samples, so it is precise, but blind to what they share;
+    * from the differences of the sums. It also sees errors that samples share, such as the
+      rounding of the parameters, but with p − 3 degrees of freedom it is easily wrong by a factor
+      of two; with four points it is the size of one random number.
+
+    So the first is a floor under the second, which alone would often report next to no noise.
+    Shared errors may still be underrated when the second happens to be small. In return, where
+    there are none, the larger of the two is somewhat too high (four points: by 22 % in the root
+    mean square), which costs the user of the noise less than too low would.
+
+    Args:
+        values: [p, N] float64, p ≥ 4: the values of N samples at p equally spaced points of a
+            line. The points must be so close that the smooth part is a parabola to within the
+            noise, and so far apart that each is rounded anew. More points sharpen the estimate.
+
+    Returns exactly 0.0 where the third differences vanish. Cost: O(p²N) operations.
+    """
+    if values.dim() != 2 or values.shape[0] <= ORDER or values.dtype != torch.float64:
+        raise ValueError(
+            f"values must be a float64 tensor of shape [points, samples] with at least {ORDER + 1} "
+            f"points, got shape {tuple(values.shape)}, {values.dtype}"
+        )
+    if not values.isfinite().all():
+        raise ValueError(
+            "values must be finite; measure the noise closer to a point where the function is"
+        )
+    # Differences of neighbouring float64 numbers are exact, so this adds no rounding of its own.
+    differences = values.diff(n=ORDER, dim=0)  # [p − 3, N]
+    # They overlap, and so are correlated. Whitened, each has the variance of one value: for four
+    # points this divides by √20, where 20 = 1² + 3² + 3² + 1².
+    operator = torch.eye(len(values), dtype=torch.float64).diff(n=ORDER, dim=0)  # [p − 3, p]
+    covariance_factor = torch.linalg.cholesky(operator @ operator.T)
+    errors = torch.linalg.solve_triangular(covariance_factor, differences.to("cpu"), upper=False)
+    freedom = math.sqrt(len(errors))
+    independent = float(errors.norm()) / freedom
+    shared_too = float(errors.sum(dim=1).norm()) / freedom
+    return max(independent, shared_too)
