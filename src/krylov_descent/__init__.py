@@ -1,7 +1,11 @@
 """Krylov Subspace Descent: second-order training without a learning rate and without damping."""
 
 from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.optimizers.first_order import FirstOrder
+from krylov_descent.optimizers.hessian_free import HessianFree
 from krylov_descent.optimizers.ksd import KSD
+from krylov_descent.optimizers.lbfgs import LBFGS
+from krylov_descent.optimizers.nonlinear_cg import NonlinearCG
 from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.preconditioner import FisherDiagonal, Identity, Preconditioner
 
@@ -9,9 +13,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "KSD",
+    "LBFGS",
     "Evaluation",
+    "FirstOrder",
     "FisherDiagonal",
+    "HessianFree",
     "Identity",
+    "NonlinearCG",
     "Objective",
     "Preconditioner",
     "Status",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from krylov_descent.batches import Samples, as_samples
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
@@ -37,6 +38,7 @@ class DataOptimizer(torch.optim.Optimizer):
         forward: see `Objective`.
         micro_batch: see `Objective`.
         activation_memory: see `Objective`.
+        cuda_graphs: see `Objective`.
     """
 
     # Tells GradScaler to call `step` itself, which then can refuse it in a clear sentence.
@@ -53,6 +55,7 @@ class DataOptimizer(torch.optim.Optimizer):
         forward: Forward | None,
         micro_batch: int | None,
         activation_memory: int | None,
+        cuda_graphs: bool = True,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"`model` must be a torch.nn.Module, found {type(model).__name__}")
@@ -69,9 +72,27 @@ class DataOptimizer(torch.optim.Optimizer):
             params=self.param_groups,
             micro_batch=micro_batch,
             activation_memory=activation_memory,
+            cuda_graphs=cuda_graphs,
         )
         self.param_groups[0].setdefault("seed", int(seed))
         self.param_groups[0].setdefault("steps", 0)
+
+    def step(self, data: Any = None, *, closure: None = None) -> Any:  # type: ignore[override]
+        """One iteration on the data; returns a `StepResult`.
+
+        Without data, as checkpoint tools call it, it creates the optimiser's state and returns
+        None.
+        """
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        # All of it, with the model, so that a copy can step. Hooks stay behind, as torch has it,
+        # and so does the `step` that an LR scheduler wraps around ours.
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name != "step" and not name.startswith("_optimizer_")
+        }
 
     @property
     def steps(self) -> int:
@@ -153,6 +174,38 @@ class DataOptimizer(torch.optim.Optimizer):
             if p.requires_grad
         ]
 
+    def _scale_by_learning_rate(self, step: Tensor) -> bool:
+        """Multiply a step [n] by `lr`, in place; whether that changes it."""
+        rates = self._learning_rates()
+        if all(rate == 1.0 for rate in rates):
+            return False
+        for piece, rate in zip(self.objective.parameters.pieces(step), rates, strict=True):
+            piece.mul_(rate)
+        return True
+
+    @contextmanager
+    def _gradients_kept(self) -> Iterator[None]:
+        """`.grad` is None for a while, and afterwards as it was."""
+        tensors = [p for group in self.param_groups for p in group["params"]]
+        before = [p.grad for p in tensors]
+        for p in tensors:
+            p.grad = None
+        try:
+            yield
+        finally:
+            for p, gradient in zip(tensors, before, strict=True):
+                p.grad = gradient
+
+    def _repeatable(self, data: Any) -> Samples:
+        """The data for a method that walks over them several times in a step."""
+        if isinstance(data, Iterator):
+            raise TypeError(
+                f"{type(self).__name__} walks over `data` several times in a step, and a "
+                f"{type(data).__name__} can be walked over only once: give (inputs, targets), a "
+                "Dataset, a DataLoader or a list of batches"
+            )
+        return as_samples(data)
+
 
 class Stopwatch:
     """Wall-clock seconds by phase."""
@@ -170,5 +223,6 @@ class Stopwatch:
 
 def _check_not_negative(group: dict[str, Any], *keys: str) -> None:
     for key in keys:
-        if not float(group[key]) >= 0:
+        # A torch optimiser behind an adapter may not have the key at all.
+        if not float(group.get(key, 0.0)) >= 0:
             raise ValueError(f"`{key}` must be 0 or more, found {group[key]}")

@@ -1,18 +1,19 @@
 """Krylov Subspace Descent (Vinyals & Povey 2011), Algorithm 3."""
 
 import math
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from krylov_descent.batches import Samples, as_samples
 from krylov_descent.bfgs import BFGSResult, minimize_bfgs
-from krylov_descent.curvature import Curvature, CurvatureKind, CurvatureProduct
+from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Evaluation, Objective
-from krylov_descent.optimizers.base import DataOptimizer, Stopwatch
+from krylov_descent.optimizers.account import Account
+from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.preconditioner import Preconditioner, make_preconditioner
 from krylov_descent.subsets import Reservoir, Size, SubsetSizes, draw
@@ -20,6 +21,7 @@ from krylov_descent.subspace import Coordinates, Subspace, krylov_basis
 from krylov_descent.subspace_objective import SubspaceObjective
 
 PREVIOUS_STEP = "previous_step"
+SCALED_AWAY = "the step scaled by `lr` is no decrease; the parameters are unchanged"
 
 
 class KSD(DataOptimizer):
@@ -54,6 +56,8 @@ class KSD(DataOptimizer):
             `activation_memory`.
         activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
             free memory on a GPU by default.
+        cuda_graphs: on a GPU, record products and evaluations once and replay them; False to run
+            them as they are.
 
     Cost of a step, in gradients over one sample: |A|·4/3 + (K + 1)·|B|·4/3 + evaluations·|C|,
     with about K evaluations.
@@ -64,8 +68,8 @@ class KSD(DataOptimizer):
     | --- | --- |
     | basis | K + 1 |
     | previous step (kept between steps) | 1 |
-    | preconditioner | 1 |
-    | copy of the parameters (search), graph of Jᵀu (basis) | 1 |
+    | preconditioner (kept between steps) | 1 |
+    | gradient on A (basis); copy of the parameters and gradient on C (search) | 1 to 2 |
     | working vectors | 2 to 3 |
     | together at most | K + 8 |
 
@@ -97,6 +101,7 @@ class KSD(DataOptimizer):
         forward: Forward | None = None,
         micro_batch: int | None = None,
         activation_memory: int | None = None,
+        cuda_graphs: bool = True,
     ) -> None:
         if dimension < 1:
             raise ValueError(f"`dimension` must be at least 1, found {dimension}")
@@ -113,6 +118,7 @@ class KSD(DataOptimizer):
             forward=forward,
             micro_batch=micro_batch,
             activation_memory=activation_memory,
+            cuda_graphs=cuda_graphs,
         )
         self.dimension = dimension
         self.curvature = Curvature(curvature)
@@ -121,7 +127,19 @@ class KSD(DataOptimizer):
         self.bfgs_iterations = bfgs_iterations
         self.epsilon = epsilon
 
-    def step(  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def step(self, data: None = None, *, closure: None = None) -> None: ...
+    @overload
+    def step(
+        self,
+        data: Any,
+        *,
+        closure: None = None,
+        curvature_data: Any = None,
+        objective_data: Any = None,
+    ) -> StepResult: ...
+
+    def step(
         self,
         data: Any = None,
         *,
@@ -159,46 +177,50 @@ class _Step:
 
     def __init__(self, optimizer: KSD, objective: Objective) -> None:
         self.optimizer, self.objective = optimizer, objective
-        self.watch = Stopwatch()
-        self.account: dict[str, Any] = {}
+        self.account = Account()
 
     def run(self, data: Any, curvature_data: Any, objective_data: Any) -> StepResult:
         """Algorithm 3, lines 3 to 13."""
+        account = self.account
         # Lines 3-5. The sets; gradient g and preconditioner D on A.
-        gradient, curvature_set, objective_set = self.gradient_and_sets(
+        found, curvature_set, objective_set = self.gradient_and_sets(
             data, curvature_data, objective_data
         )
-        if not math.isfinite(gradient.value):
-            return self.refused(Status.NOT_FINITE, f"the loss on A is {gradient.value}")
-        norm = float(gradient.gradient.norm())
-        self.account["gradient_norm"] = norm
+        norm = float(found.gradient.norm())
+        account.note(gradient_norm=norm)
+        if not math.isfinite(found.value):
+            return account.refused(Status.NOT_FINITE, f"the loss on A is {found.value}")
         if not math.isfinite(norm):
-            return self.refused(Status.NOT_FINITE, "the gradient on A is not finite")
+            return account.refused(Status.NOT_FINITE, "the gradient on A is not finite")
         if norm == 0:
-            return self.refused(Status.STATIONARY)
+            return account.refused(Status.STATIONARY)
 
         # Lines 6-9. Basis V and projected curvature on B; coordinates in which it is round.
-        subspace = self.subspace(curvature_set, gradient.gradient)
-        del gradient
+        subspace = self.subspace(curvature_set, found.gradient)
+        del found
         if not bool(subspace.curvature.isfinite().all()):
-            return self.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
+            return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
         coordinates = Coordinates(subspace.curvature, self.optimizer.epsilon)
-        self.account["ritz_values"] = tuple(coordinates.ritz_values.tolist())
+        account.note(ritz_values=tuple(coordinates.ritz_values.tolist()))
 
-        # Lines 10-11. The best point of the subspace on C.
+        # Lines 10-13. The best point a* of the subspace on C; d_prev ← V̄a*, θ ← θ + d_prev.
         theta = self.objective.parameters.copy()
         function = SubspaceObjective(self.objective, objective_set, theta, subspace, coordinates)
-        moved = False
+        taken = None
         try:
             start = function.evaluate(torch.zeros(subspace.rank, dtype=torch.float64))
-            found = self.search(function, start)
-            # Lines 12-13. d_prev ← V̄a*, θ ← θ + d_prev.
-            if found is not None and found.value < start.value:
-                moved = self.take(function, theta, found, start)
+            best = self.search(function, start)
+            if best is not None and best.value < start.value:
+                taken = self.take(function, theta, best, start)
         finally:
-            if not moved:
+            if taken is None:
                 self.objective.parameters.assign(theta)
-        return self.finished(start, found, moved)
+        if best is None:
+            return account.refused(Status.NOT_FINITE, "the loss or its gradient on C is not finite")
+        if taken is None:
+            reason = SCALED_AWAY if best.value < start.value else None
+            return account.refused(Status.NO_DECREASE, reason)
+        return account.moved(str(best.reason), loss_after=taken)
 
     def gradient_and_sets(
         self, data: Any, curvature_data: Any, objective_data: Any
@@ -207,30 +229,32 @@ class _Step:
         optimizer, generator = self.optimizer, self.optimizer._generator()
         samples = as_samples(data)
         by_hand = curvature_data is not None and objective_data is not None
-        reservoir = None
         if not by_hand and not samples.indexed:
-            samples = reservoir = Reservoir(samples, optimizer.subset_sizes, generator)
+            samples = Reservoir(samples, optimizer.subset_sizes, generator)
         found = optimizer.preconditioner.update(self.objective, samples)
-        if by_hand:
-            drawn = None
-        elif reservoir is not None:
-            drawn = reservoir.draw()
-        else:
-            drawn = draw(samples, optimizer.subset_sizes, generator)
-        sets = [
-            drawn[i] if given is None and drawn is not None else as_samples(given, name)
-            for i, (given, name) in enumerate(
-                [(curvature_data, "curvature_data"), (objective_data, "objective_data")]
+        self.account.note(loss=found.value, samples=found.samples)
+        self.account.count(found.samples)
+
+        sets: list[Samples] = []
+        if not by_hand:
+            drawn = (
+                samples.draw()
+                if isinstance(samples, Reservoir)
+                else draw(samples, optimizer.subset_sizes, generator)
             )
-        ]
-        self.account |= {"loss": found.value, "samples": found.samples, "passes": 1.0}
-        self.watch.lap("gradient")
+            device = self.objective.parameters.device
+            sets = [drawn[0].to(device), drawn[1].to(device)]
+        if curvature_data is not None:
+            sets[:1] = [as_samples(curvature_data, "curvature_data")]
+        if objective_data is not None:
+            sets[1:] = [as_samples(objective_data, "objective_data")]
+        self.account.lap("gradient")
         return found, sets[0], sets[1]
 
     def subspace(self, curvature_set: Samples, gradient: Tensor) -> Subspace:
         """Algorithm 2."""
         optimizer = self.optimizer
-        product: CurvatureProduct = optimizer.curvature.at(self.objective, curvature_set)
+        product = optimizer.curvature.at(self.objective, curvature_set)
         subspace = krylov_basis(
             product,
             optimizer.preconditioner.solve,
@@ -238,77 +262,50 @@ class _Step:
             optimizer._get_vector(PREVIOUS_STEP),
             optimizer.dimension,
         )
-        self.account |= {
-            "rank": subspace.rank,
-            "products": product.products,
-            "curvature_samples": product.samples,
-            "graphs_kept": product.kept,
-        }
-        self.count_samples(product.products * product.samples)
-        self.watch.lap("basis")
+        self.account.note(
+            rank=subspace.rank,
+            products=product.products,
+            curvature_samples=product.samples,
+            graphs_kept=product.kept,
+        )
+        self.account.count(product.products * product.samples)
+        self.account.lap("basis")
         return subspace
 
     def search(self, function: SubspaceObjective, start: Evaluation) -> BFGSResult | None:
         """BFGS from a = 0; None where the objective is not finite there."""
-        self.account |= {"objective_samples": start.samples, "evaluations": 1}
+        self.account.note(loss_before=start.value, objective_samples=start.samples, evaluations=1)
         gradient = function.project(start)
         if not (math.isfinite(start.value) and bool(gradient.isfinite().all())):
             return None
         noise = function.noise(start, gradient)
-        found = minimize_bfgs(
+        best = minimize_bfgs(
             function,
             torch.zeros_like(gradient),
             initial=(start.value, gradient),
             max_iterations=self.optimizer.bfgs_iterations,
             noise=noise,
         )
-        self.account |= {
-            "noise": noise,
-            "iterations": found.iterations,
-            "evaluations": found.evaluations + 1,
-        }
-        self.count_samples(function.samples_seen)
-        return found
+        self.account.note(noise=noise, iterations=best.iterations, evaluations=best.evaluations + 1)
+        self.account.count(function.samples_seen)
+        return best
 
     def take(
-        self, function: SubspaceObjective, theta: Tensor, found: BFGSResult, start: Evaluation
-    ) -> bool:
-        """Write θ + d into the parameters; with lr ≠ 1 only if that still is a decrease."""
-        parameters = self.objective.parameters
-        step = function.direction(found.point)
-        rates = self.optimizer._learning_rates()
-        value = found.value
-        scaled = any(rate != 1.0 for rate in rates)
+        self, function: SubspaceObjective, theta: Tensor, best: BFGSResult, start: Evaluation
+    ) -> float | None:
+        """Write θ + d into the parameters and return the objective on C there.
+
+        With lr ≠ 1 it is evaluated once more; None if the scaled step is no decrease.
+        """
+        step, value = function.direction(best.point), best.value
+        scaled = self.optimizer._scale_by_learning_rate(step)
+        self.objective.parameters.assign(theta + step)
         if scaled:
-            for piece, rate in zip(parameters.pieces(step), rates, strict=True):
-                piece.mul_(rate)
-        parameters.assign(theta + step)
-        if scaled:
-            value = self.objective.value(function.data)
-            self.count_samples(start.samples)
-            if not value < start.value:
-                return False
+            value = function.value()
+            self.account.count(start.samples)
+            # Values with and without autograd may differ by rounding: lr = 0 is no decrease.
+            if not (value < start.value and bool(step.any())):
+                return None
         self.optimizer._set_vector(PREVIOUS_STEP, step)
-        self.account |= {"loss_after": value, "step_norm": float(step.norm())}
-        return True
-
-    def finished(self, start: Evaluation, found: BFGSResult | None, moved: bool) -> StepResult:
-        self.account["loss_before"] = start.value
-        if found is None:
-            return self.refused(Status.NOT_FINITE, "the loss or its gradient on C is not finite")
-        if not moved:
-            return self.refused(Status.NO_DECREASE)
-        return self.result(Status.MOVED, str(found.reason))
-
-    def refused(self, status: Status, reason: str | None = None) -> StepResult:
-        loss = self.account["loss"]
-        before = self.account.setdefault("loss_before", loss)
-        self.account["loss_after"] = before
-        return self.result(status, reason or status.value)
-
-    def result(self, status: Status, reason: str) -> StepResult:
-        self.watch.lap("search")
-        return StepResult(status=status, reason=reason, seconds=self.watch.seconds, **self.account)
-
-    def count_samples(self, samples: int) -> None:
-        self.account["passes"] += samples / self.account["samples"]
+        self.account.note(step_norm=float(step.norm()))
+        return value

@@ -46,7 +46,12 @@ class StepResult:
             evaluations, divided by |A|.
         graphs_kept: whether the graphs of B were held for all products, or rebuilt for each
             because they exceed the memory for activations.
-        seconds: wall-clock by phase ("gradient", "basis", "search").
+        damping: λ of Hessian-Free after the step; None for other methods, as all that follow.
+        reduction_ratio: ρ, the change of the objective over that of the quadratic model; minus
+            infinity where the objective rose.
+        chosen_iteration: of CG, whose iterate was taken as the direction.
+        rate: by which the line search shortened it.
+        seconds: wall-clock by phase ("gradient"; "basis" or "cg"; "search").
     """
 
     loss: float
@@ -67,6 +72,10 @@ class StepResult:
     products: int = 0
     passes: float = 0.0
     graphs_kept: bool = True
+    damping: float | None = None
+    reduction_ratio: float | None = None
+    chosen_iteration: int | None = None
+    rate: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -86,5 +95,7 @@ class StepResult:
             parts.append(f"{self.evaluations} evals")
         if self.products:
             parts.append(f"{self.products} products")
+        if self.damping is not None:
+            parts.append(f"damping {self.damping:.3g}")
         parts.append(f"{self.total_seconds:.2f} s")
         return " | ".join(parts)

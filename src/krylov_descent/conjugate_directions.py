@@ -1,0 +1,160 @@
+"""Nonlinear conjugate gradients for many variables (Nocedal & Wright 2006, Section 5.2).
+
+Directions are d = -g + βd_prev, and a line search for the strong Wolfe conditions says how far to
+go along each. On a quadratic with exact line searches they are the conjugate directions of linear
+CG; elsewhere they have to begin anew from the gradient now and then.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Literal
+
+from torch import Tensor
+
+from krylov_descent.line_search import Trial, wolfe_search
+
+Formula = Literal["polak-ribiere", "hestenes-stiefel"]
+Function = Callable[[Tensor], tuple[float, Tensor]]
+"""From a point [n] to the value and the gradient [n] there."""
+
+# A direction must descend at least by this part of what the gradient would (the condition of
+# Gilbert & Nocedal 1992 for convergence), else it is dropped for the gradient.
+LEAST_DESCENT = 0.01
+
+
+class StopReason(StrEnum):
+    """Why the minimiser stopped, as a sentence."""
+
+    ITERATION_LIMIT = "the iterations asked for were made"
+    ZERO_GRADIENT = "the gradient is zero"
+    NO_DECREASE = "the line search along the gradient found no further decrease"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What an iteration hands to the next."""
+
+    direction: Tensor  # d_prev [n]
+    gradient: Tensor  # g_prev [n]
+    promised: float  # slope times step of the last line search: negative, gives the next its scale
+    count: int  # directions since the last restart; 0 says that one is due
+
+
+@dataclass(frozen=True, slots=True)
+class NonlinearCGResult:
+    """Where the iterations led, and what they took."""
+
+    point: Tensor  # [n]
+    value: float
+    memory: Memory | None
+    iterations: int  # line searches made
+    evaluations: int  # calls of the function
+    reason: StopReason
+
+
+def minimize_nonlinear_cg(
+    function: Function,
+    start: Tensor,
+    initial: tuple[float, Tensor],
+    *,
+    formula: Formula = "polak-ribiere",
+    memory: Memory | None = None,
+    max_iterations: int = 20,
+    slope_tolerance: float = 0.1,
+    noise: float = 0.0,
+) -> NonlinearCGResult:
+    """Go on with conjugate gradients for some iterations.
+
+    Args:
+        function: value and gradient at a point; infinity or NaN mean that the point is too far.
+        start: where to begin [n].
+        initial: value and gradient there, both finite.
+        formula: of β; see `conjugacy`.
+        memory: of the iterations before, where there were any.
+        max_iterations: the most line searches to make.
+        slope_tolerance: the part of the first slope that a line search may leave over.
+        noise: standard deviation of the absolute error of one value.
+
+    It restarts from the gradient where β is zero, where the direction hardly descends, after n
+    directions, and where a line search failed. Memory: 9 vectors [n].
+    """
+    point, (value, gradient) = start, initial
+    iterations = evaluations = 0
+    reason = StopReason.ITERATION_LIMIT
+    while iterations < max_iterations:
+        if not gradient.any():
+            reason = StopReason.ZERO_GRADIENT
+            break
+        direction, slope, conjugate = _next_direction(formula, gradient, memory)
+        search = wolfe_search(
+            _along(function, point, direction),
+            Trial(0.0, value, slope, gradient),
+            first_step=first_step(slope, gradient, memory),
+            noise=max(noise, sys.float_info.epsilon * abs(value)),
+            curvature=slope_tolerance,
+        )
+        iterations += 1
+        evaluations += search.evaluations
+        found = search.accepted or search.best
+        if found.step == 0:
+            if not conjugate:
+                reason = StopReason.NO_DECREASE
+                break
+            assert memory is not None
+            memory = replace(memory, count=0)
+            continue
+        count = memory.count + 1 if memory is not None and conjugate else 1
+        due = search.accepted is None or count >= gradient.numel()
+        memory = Memory(direction, gradient, slope * found.step, 0 if due else count)
+        point = point + found.step * direction
+        value, gradient = found.value, found.gradient
+    return NonlinearCGResult(point, value, memory, iterations, evaluations, reason)
+
+
+def conjugacy(formula: Formula, gradient: Tensor, memory: Memory) -> float:
+    """β, with y = g - g_prev; 0, which is a restart, where it is not defined.
+
+    Polak and Ribière's with a plus is max(0, gᵀy / ‖g_prev‖²), Hestenes and Stiefel's is
+    gᵀy / d_prevᵀy.
+    """
+    change = gradient - memory.gradient
+    numerator = float(gradient @ change)
+    if formula == "polak-ribiere":
+        return max(0.0, numerator / float(memory.gradient @ memory.gradient))
+    denominator = float(memory.direction @ change)
+    # The Wolfe conditions make it positive; after a change of the data they say nothing.
+    return numerator / denominator if denominator > 0 else 0.0
+
+
+def first_step(slope: float, gradient: Tensor, memory: Memory | None) -> float:
+    """The first step to try: one that promises as much as the last one; at first, of length 1."""
+    step = memory.promised / slope if memory is not None else 0.0
+    return step if 0 < step < math.inf else 1 / float(gradient.norm())
+
+
+def _next_direction(
+    formula: Formula, gradient: Tensor, memory: Memory | None
+) -> tuple[Tensor, float, bool]:
+    """d [n], its slope, and whether it is a conjugate direction or a restart."""
+    steepest = -float(gradient @ gradient)
+    if memory is not None and memory.count > 0:
+        beta = conjugacy(formula, gradient, memory)
+        if beta != 0:
+            direction = beta * memory.direction - gradient
+            slope = float(gradient @ direction)
+            if slope <= LEAST_DESCENT * steepest:
+                return direction, slope, True
+    return -gradient, steepest, False
+
+
+def _along(function: Function, point: Tensor, direction: Tensor) -> Callable[[float], Trial]:
+    """The function of one variable that the line search sees."""
+
+    def evaluate(step: float) -> Trial:
+        value, gradient = function(point + step * direction)
+        return Trial(step, value, float(gradient @ direction), gradient)
+
+    return evaluate

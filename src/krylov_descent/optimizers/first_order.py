@@ -1,0 +1,284 @@
+"""Mini-batch optimisers of torch.optim behind the same `step(data)`.
+
+What they compute is theirs alone, number for number. The adapter adds what `step(data)` promises
+here: the data in any form, a result that says what was done, and parameters bit for bit as before
+where something was not finite.
+"""
+
+import copy
+import importlib
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, overload
+
+import torch
+from torch import Tensor, nn
+
+from krylov_descent.batches import Batch, InMemory, Samples, as_samples, tensors_in
+from krylov_descent.losses import Loss
+from krylov_descent.network import Forward, require_graph
+from krylov_descent.optimizers.account import Account
+from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.result import Status, StepResult
+
+Schedule = Literal["constant", "linear"]
+
+
+class FirstOrder(DataOptimizer):
+    """Any mini-batch optimiser with the interface of torch.optim; a step is an epoch.
+
+    Args:
+        model: the module to train.
+        loss: one of torch's losses, a callable `(outputs, targets) -> one number per sample`, or
+            one that returns their mean.
+        optimizer: a class, or its dotted import path such as "torch.optim.SGD".
+        params: the parameters to train, as torch.optim takes them; all of the model's by default.
+        batch_size: samples in a mini-batch; the last one of an epoch may have fewer.
+        schedule: "constant" leaves the learning rate alone; "linear" lets it fall from mini-batch
+            to mini-batch, to 0 at the end of `epochs`.
+        epochs: of the linear schedule.
+        seed: of the order of the samples.
+        forward: `forward(model, inputs) -> outputs`, where calling the model is not enough.
+        micro_batch: the most samples handled at a time; by default as many as fit
+            `activation_memory`.
+        activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
+            free memory on a GPU by default.
+        **options: of the optimiser, such as `lr`, `betas`, `weight_decay`.
+
+    The losses in the result are those of the mini-batches as they are met, averaged over the
+    epoch, so they cost nothing: `loss_before` is that of the epoch before (of the first mini-batch
+    in the first epoch) and `loss_after` that of this one. Weight decay is the optimiser's own
+    affair and not in them.
+
+    Cost of a step: one gradient over the data. Memory beyond the model, the data and activations:
+    what the optimiser keeps, that once more and a copy of the parameters, to undo an epoch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        optimizer: type[torch.optim.Optimizer] | str = torch.optim.Adam,
+        *,
+        params: Any = None,
+        batch_size: int = 128,
+        schedule: Schedule = "constant",
+        epochs: int | None = None,
+        seed: int = 0,
+        forward: Forward | None = None,
+        micro_batch: int | None = None,
+        activation_memory: int | None = None,
+        **options: Any,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` must be at least 1, found {batch_size}")
+        _check_schedule(schedule, epochs)
+        kind = optimizer_class(optimizer)
+        super().__init__(
+            model,
+            loss,
+            params,
+            {},
+            seed=seed,
+            forward=forward,
+            micro_batch=micro_batch,
+            activation_memory=activation_memory,
+        )
+        self.inner = kind(self.param_groups, **options)
+        self._share()
+        self.batch_size, self.schedule, self.epochs = batch_size, schedule, epochs
+        self.param_groups[0].setdefault("running_loss", None)
+        if schedule == "linear":
+            for group in self.param_groups:
+                if "lr" not in group:
+                    raise ValueError(f"`schedule`: {kind.__name__} has no learning rate to lower")
+                group.setdefault("initial_lr", group["lr"])
+
+    @overload  # type: ignore[override]
+    def step(self, data: None = None, *, closure: None = None) -> None: ...
+    @overload
+    def step(self, data: Any, *, closure: None = None) -> StepResult: ...
+
+    def step(self, data: Any = None, *, closure: None = None) -> StepResult | None:
+        """One epoch.
+
+        Args:
+            data: `(inputs, targets)`, a Dataset, a DataLoader or an iterable of batches. What can
+                be fetched by index is shuffled and cut into mini-batches here; a stream's batches
+                are taken in its own order, and cut where they are larger.
+            closure: always None; here because torch.optim has it.
+
+        Returns:
+            What the epoch did. None for a call without data, with which checkpoint tools create
+            the optimiser's state.
+
+        Unlike the methods that search, it may leave the loss higher than it was.
+        """
+        if not self._wants_to_step(data, closure):
+            return None
+        samples = as_samples(data)
+        with self._working(), self._gradients_kept():
+            return self._epoch(samples)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the optimiser behind the adapter; the adapter's own is in its groups."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from such a state."""
+        self.inner.load_state_dict(state_dict)
+        self._share()
+
+    def _share(self) -> None:
+        """Make state and parameter groups of both optimisers one and the same."""
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        self.defaults = self.inner.defaults
+
+    def _create_state(self) -> None:
+        if self.state:
+            return
+        # The optimiser's own way to make it: an update, here of nothing and by nothing.
+        before = [dict(group) for group in self.param_groups]
+        for group in self.param_groups:
+            group["lr"] = 0.0
+        self.inner.step()
+        for group, kept in zip(self.param_groups, before, strict=True):
+            group.update(kept)
+
+    def _epoch(self, samples: Samples) -> StepResult:
+        account, parameters = Account(), self.objective.parameters
+        before = self.param_groups[0]["running_loss"]
+        theta = parameters.copy()
+        state = copy.deepcopy(self.inner.state_dict())
+        status = Status.NOT_FINITE
+        try:
+            losses, normalisers, total = self._updates(samples)
+            mean = float(losses.sum() / normalisers.sum())
+            step_norm = float((parameters.copy() - theta).norm())
+            status = self._verdict(mean, step_norm)
+        finally:
+            if not status.moved:
+                parameters.assign(theta)
+                self.load_state_dict(state)
+        account.note(
+            loss=mean,
+            loss_before=float(losses[0] / normalisers[0]) if before is None else before,
+            samples=total,
+            objective_samples=total,
+            iterations=len(losses),
+            evaluations=len(losses),
+        )
+        account.count(total)
+        account.lap("gradient")
+        if not status.moved:
+            reasons = {
+                Status.NOT_FINITE: f"the mean loss is {mean}, the norm of the step {step_norm}",
+                Status.NO_DECREASE: "the learning rate is 0",
+            }
+            return account.refused(status, reasons.get(status))
+        self.param_groups[0]["running_loss"] = mean
+        account.note(step_norm=step_norm)
+        return account.moved("the epoch is over", loss_after=mean)
+
+    def _verdict(self, mean: float, step_norm: float) -> Status:
+        if not (math.isfinite(mean) and math.isfinite(step_norm)):
+            return Status.NOT_FINITE
+        if step_norm > 0:
+            return Status.MOVED
+        idle = all(group.get("lr") == 0 for group in self.param_groups)
+        return Status.NO_DECREASE if idle else Status.STATIONARY
+
+    def _updates(self, samples: Samples) -> tuple[Tensor, Tensor, int]:
+        """An update for each mini-batch: Σ nᵢ and Σ wᵢ of each in float64, and all the samples.
+
+        Nothing is read from the device on the way.
+        """
+        parameters, network = self.objective.parameters, self.objective.network
+        losses: list[Tensor] = []
+        normalisers: list[Tensor] = []
+        seen = 0
+        for batch in _mini_batches(samples, self.batch_size, self._generator()):
+            here = batch.to(parameters.device)
+            if not losses:
+                self.objective.probe(here)
+            self._set_learning_rate(seen / len(samples) if samples.indexed else 0.0)
+            normaliser = network.loss.normaliser(here.targets, here.size)
+            gradients: list[Tensor | None] = [None] * len(parameters.tensors)
+            total = torch.zeros((), dtype=torch.float64, device=parameters.device)
+            for piece in here.split(self.objective.micro_batch):
+                found = network.sample_losses(piece)
+                require_graph(found)
+                weights = torch.ones_like(found) / normaliser
+                part = torch.autograd.grad(found, parameters.tensors, weights, allow_unused=True)
+                gradients = [_sum(a, b) for a, b in zip(gradients, part, strict=True)]
+                total += found.detach().sum(dtype=torch.float64)
+            for p, gradient in zip(parameters.tensors, gradients, strict=True):
+                p.grad = gradient
+            self.inner.step()
+            losses.append(total)
+            normalisers.append(torch.as_tensor(normaliser, dtype=torch.float64))
+            seen += batch.size
+        if not losses:
+            raise ValueError("`data` is empty: it must hold at least one sample")
+        return torch.stack(losses).cpu(), torch.stack(normalisers).cpu(), seen
+
+    def _set_learning_rate(self, part_of_epoch: float) -> None:
+        if self.schedule == "linear":
+            assert self.epochs is not None
+            left = max(0.0, 1 - (self.steps + part_of_epoch) / self.epochs)
+            for group in self.param_groups:
+                group["lr"] = left * group["initial_lr"]
+
+
+def _sum(total: Tensor | None, part: Tensor | None) -> Tensor | None:
+    if total is None or part is None:
+        return part if total is None else total
+    return total.add_(part)
+
+
+def _mini_batches(samples: Samples, size: int, generator: torch.Generator) -> Iterator[Batch]:
+    """The samples in a new order, `size` at a time; a stream in its own order."""
+    if not samples.indexed:
+        for batch in samples.batches():
+            if batch.size:
+                yield from batch.split(size)
+        return
+    order = torch.randperm(len(samples), generator=generator)
+    if isinstance(samples, InMemory):
+        # Once an epoch, so that taking a mini-batch waits for no copy.
+        order = order.to(tensors_in((samples.batch.inputs, samples.batch.targets))[0].device)
+    for indices in order.split(size):
+        yield samples.select(indices).batch
+
+
+def optimizer_class(given: type[torch.optim.Optimizer] | str) -> type[torch.optim.Optimizer]:
+    """The class itself, or the one that a dotted path leads to."""
+    found: Any = given
+    if isinstance(given, str):
+        module, _, name = given.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as problem:
+            raise ValueError(
+                f"`optimizer`: nothing found at {given!r} ({problem}); give a class or its full "
+                "dotted path, such as 'torch.optim.SGD'"
+            ) from problem
+    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+        raise TypeError(f"`optimizer` must be a class of torch optimisers, found {given!r}")
+    if issubclass(found, torch.optim.LBFGS):
+        raise TypeError("`optimizer`: LBFGS needs the full batch; use krylov_descent.LBFGS")
+    return found
+
+
+def _check_schedule(schedule: Schedule, epochs: int | None) -> None:
+    if schedule not in get_args(Schedule):
+        raise ValueError(
+            f"`schedule` must be one of {', '.join(map(repr, get_args(Schedule)))}, "
+            f"found {schedule!r}"
+        )
+    if schedule == "linear" and (epochs is None or epochs < 1):
+        raise ValueError(
+            f"`schedule='linear'` needs `epochs`, the number of epochs to reach 0, found {epochs}"
+        )
+    if schedule == "constant" and epochs is not None:
+        raise ValueError("`epochs` belongs to `schedule='linear'`: leave it out or give that")

@@ -1,0 +1,317 @@
+"""Hessian-Free optimisation (Martens 2010, *Deep learning via Hessian-free optimization*)."""
+
+import math
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from krylov_descent.batches import Samples, as_samples
+from krylov_descent.chunks import ChunkSize, check_chunk_size, chunk_length, cycled_chunk
+from krylov_descent.conjugate_gradient import CGIterate, CGResult, CGStop, conjugate_gradient
+from krylov_descent.curvature import Curvature, CurvatureKind
+from krylov_descent.damping import adapted_damping, reduction_ratio
+from krylov_descent.losses import Loss
+from krylov_descent.network import Forward
+from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.optimizers.account import Account
+from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.result import Status, StepResult
+
+LAST_ITERATE = "last_iterate"  # of CG, not the one that was chosen
+START_DECAY = 0.95
+
+PRECONDITIONER_POWER = 0.75
+
+SUFFICIENT_DECREASE = 0.01
+RATE_SHRINKAGE = 0.8
+LINE_SEARCH_TRIALS = 60
+
+
+class HessianFree(DataOptimizer):
+    """Hessian-Free: truncated Newton steps by conjugate gradients, with adaptive damping.
+
+    Each step minimises the damped quadratic gᵀd + ½ dᵀ(H + λI)d by preconditioned CG, walks back
+    over CG's iterates to the one that is best on all the data, and shortens it by a line search.
+    How well the quadratic foretold the change of the objective decides on λ for the next step.
+
+    Args:
+        model: the module to train.
+        loss: one of torch's losses, a callable `(outputs, targets) -> one number per sample`, or
+            one that returns their mean.
+        params: the parameters to train, as torch.optim takes them; all of the model's by default.
+        curvature: "gauss-newton", "hessian" or "fisher". The method is made for matrices without
+            negative curvature. Where the Hessian has some, CG stops as it meets it and the
+            iterates so far are used; if that is none at all, the step is refused and λ raised, so
+            that H + λI becomes positive after a few such steps.
+        damping: λ of the first step. The default is Martens' on CURVES, whose losses are sums
+            over pixels.
+        chunk_size: samples for the curvature, a fresh chunk each step, round and round: a number
+            of samples (Martens: 5,000 on CURVES, 7,500 on MNIST), a fraction of them, or "auto",
+            a quarter of them but at least 1,000.
+        cg_iterations: the most iterations of CG.
+        weight_decay: λ of the L2 term ½λ‖θ‖², which belongs to the objective.
+        lr: scales the step; for schedulers. Leave it at 1.
+        seed: of the order in which the chunks are cut.
+        forward: `forward(model, inputs) -> outputs`, where calling the model is not enough.
+        micro_batch: the most samples handled at a time; by default as many as fit
+            `activation_memory`.
+        activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
+            free memory on a GPU by default.
+        cuda_graphs: on a GPU, record products and evaluations once and replay them; False to run
+            them as they are.
+
+    The ratio ρ compares with the objective on all the data, whose value is known anyway; the
+    gradient in the quadratic is that of all the data too, and its curvature that of the chunk.
+
+    Cost of a step, in gradients over one sample: N·4/3 + (iterations of CG)·|chunk|·4/3 + N/3 for
+    each value in backtracking and line search, of which there are at least two.
+
+    Memory beyond the model, the data and activations: 12 vectors of n numbers, one of them kept
+    between steps, and one for each iterate on CG's grid (16 for 250 iterations).
+
+    Example:
+        >>> optimizer = HessianFree(model, torch.nn.CrossEntropyLoss())
+        >>> for _ in range(30):
+        ...     print(optimizer.step((inputs, targets)))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        params: Any = None,
+        *,
+        curvature: CurvatureKind = "gauss-newton",
+        damping: float = 45.0,
+        chunk_size: ChunkSize = "auto",
+        cg_iterations: int = 250,
+        weight_decay: float = 0.0,
+        lr: float = 1.0,
+        seed: int = 0,
+        forward: Forward | None = None,
+        micro_batch: int | None = None,
+        activation_memory: int | None = None,
+        cuda_graphs: bool = True,
+    ) -> None:
+        if not 0 < damping < math.inf:
+            raise ValueError(f"`damping` must be positive and finite, found {damping}")
+        if cg_iterations < 1:
+            raise ValueError(f"`cg_iterations` must be at least 1, found {cg_iterations}")
+        check_chunk_size(chunk_size)
+        super().__init__(
+            model,
+            loss,
+            params,
+            {"lr": lr, "weight_decay": weight_decay},
+            seed=seed,
+            forward=forward,
+            micro_batch=micro_batch,
+            activation_memory=activation_memory,
+            cuda_graphs=cuda_graphs,
+        )
+        self.curvature = Curvature(curvature)
+        self.chunk_size: ChunkSize = chunk_size
+        self.cg_iterations = cg_iterations
+        self.param_groups[0].setdefault("damping", float(damping))
+        self.param_groups[0].setdefault("chunk_position", 0)
+
+    @property
+    def damping(self) -> float:
+        """λ of the next step."""
+        return float(self.param_groups[0]["damping"])
+
+    @overload  # type: ignore[override]
+    def step(self, data: None = None, *, closure: None = None) -> None: ...
+    @overload
+    def step(
+        self, data: Any, *, closure: None = None, curvature_data: Any = None
+    ) -> StepResult: ...
+
+    def step(
+        self, data: Any = None, *, closure: None = None, curvature_data: Any = None
+    ) -> StepResult | None:
+        """One iteration of Hessian-Free.
+
+        Args:
+            data: all the data: `(inputs, targets)`, a Dataset, a DataLoader or a list of batches.
+                They are walked over several times and must be the same each time.
+            closure: always None; here because torch.optim has it.
+            curvature_data: the samples for the curvature, where they are not to be a chunk.
+
+        Returns:
+            What the step did. None for a call without data, with which checkpoint tools create
+            the optimiser's state.
+
+        The parameters change only if the objective on all the data went down; otherwise, and
+        after any error, they are bit for bit as before.
+        """
+        if not self._wants_to_step(data, closure):
+            return None
+        samples = self._repeatable(data)
+        with self._working() as objective:
+            step = _Step(self, objective, samples)
+            result = step.run(curvature_data)
+            self.param_groups[0]["chunk_position"] = step.next_position
+        return result
+
+    def _create_state(self) -> None:
+        self._zero_state(LAST_ITERATE)
+
+
+class _Step:
+    """One step under way: the algorithm's variables and the account of what it cost."""
+
+    def __init__(self, optimizer: HessianFree, objective: Objective, data: Samples) -> None:
+        self.optimizer, self.objective, self.data = optimizer, objective, data
+        self.damping = optimizer.damping
+        self.next_position = int(optimizer.param_groups[0]["chunk_position"])
+        self.account = Account()
+        self.total = self.evaluations = 0
+
+    def run(self, curvature_data: Any) -> StepResult:
+        """Martens' Algorithm 2, with what his Section 4 adds to it."""
+        account = self.account
+        account.note(damping=self.damping)
+        # Gradient, and the diagonal of the empirical Fisher matrix for the preconditioner.
+        found = self.objective.value_gradient_and_squares(self.data)
+        self.total, norm = found.samples, float(found.gradient.norm())
+        account.note(loss=found.value, gradient_norm=norm)
+        account.note(samples=self.total, objective_samples=self.total)
+        account.count(self.total)
+        account.lap("gradient")
+        chunk = self.chunk(curvature_data)
+        if not (math.isfinite(found.value) and math.isfinite(norm)):
+            return account.refused(
+                Status.NOT_FINITE, f"the loss is {found.value} and its gradient's norm {norm}"
+            )
+        if norm == 0:
+            return account.refused(Status.STATIONARY)
+
+        # d ≈ -(H + λI)⁻¹g, all along the way of CG.
+        solution = self.minimize_quadratic(found, chunk)
+        if solution.stop is CGStop.NOT_FINITE:
+            # A start that leads there must not be used again.
+            self.remember(-math.inf, torch.zeros_like(found.gradient))
+            return account.refused(Status.NOT_FINITE, "a curvature product is not finite")
+
+        theta = self.objective.parameters.copy()
+        taken = None
+        try:
+            chosen, value = self.backtrack(theta, solution)
+            # The quadratic without its damping; CG knows it with.
+            predicted = chosen.value - 0.5 * self.damping * float(chosen.point.square().sum())
+            ratio = reduction_ratio(value - found.value, predicted)
+            slope = float(found.gradient @ chosen.point)
+            taken = self.search(theta, chosen.point, value, found.value, slope)
+        finally:
+            if taken is None:
+                self.objective.parameters.assign(theta)
+        self.remember(ratio, solution.last.point)
+        account.note(
+            reduction_ratio=ratio,
+            chosen_iteration=chosen.iteration,
+            evaluations=self.evaluations,
+        )
+        if taken is None:
+            return account.refused(Status.NO_DECREASE, self.reason_of_rejection(solution))
+        return account.moved(str(solution.stop), loss_after=taken)
+
+    def chunk(self, curvature_data: Any) -> Samples:
+        """The samples for the curvature; the next step's begin where these end."""
+        if curvature_data is not None:
+            return as_samples(curvature_data, "curvature_data")
+        length = chunk_length(self.optimizer.chunk_size, self.total)
+        position = self.next_position % self.total
+        self.next_position = (position + length) % self.total
+        seed = int(self.optimizer.param_groups[0]["seed"])
+        return cycled_chunk(self.data, self.total, length, position, seed)
+
+    def minimize_quadratic(self, found: Evaluation, chunk: Samples) -> CGResult:
+        """CG on gᵀd + ½ dᵀ(H + λI)d, from where it ended in the last step."""
+        optimizer, damping = self.optimizer, self.damping
+        self.objective.parameters.add_decay_constant(found.squares)
+        preconditioner = found.squares.add_(damping).pow_(PRECONDITIONER_POWER)
+        product = optimizer.curvature.at(self.objective, chunk)
+        start = optimizer._get_vector(LAST_ITERATE)
+        solution = conjugate_gradient(
+            lambda v: product(v).add_(v, alpha=damping),
+            found.gradient,
+            solve=lambda v: v / preconditioner,
+            start=None if start is None else start.mul_(START_DECAY),
+            max_iterations=optimizer.cg_iterations,
+        )
+        self.account.note(
+            iterations=solution.last.iteration,
+            products=product.products,
+            curvature_samples=product.samples,
+            graphs_kept=product.kept,
+        )
+        self.account.count(product.products * product.samples)
+        self.account.lap("cg")
+        return solution
+
+    def backtrack(self, theta: Tensor, solution: CGResult) -> tuple[CGIterate, float]:
+        """From the last iterate towards the first for as long as the objective improves.
+
+        Late iterates owe much to the chunk and to the model's being quadratic; earlier ones may
+        be better on all the data. The value goes with the iterate; infinite if not finite.
+        """
+        chosen, *earlier = reversed(solution.iterates)
+        value = self.value_at(theta, chosen.point)
+        for iterate in earlier:
+            earlier_value = self.value_at(theta, iterate.point)
+            if earlier_value >= value and math.isfinite(value):
+                break
+            chosen, value = iterate, earlier_value
+        return chosen, value
+
+    def search(
+        self, theta: Tensor, direction: Tensor, value: float, before: float, slope: float
+    ) -> float | None:
+        """Shorten the direction until it decreases the objective enough, and take it.
+
+        Returns the objective there; None if there is no such step, and the parameters are
+        anywhere.
+        """
+        rate = 1.0
+        for trial in range(LINE_SEARCH_TRIALS):
+            if trial:
+                rate *= RATE_SHRINKAGE
+                value = self.value_at(theta, direction * rate)
+            # A decrease in any case: the slope may be positive where CG began badly.
+            if value < before and value <= before + SUFFICIENT_DECREASE * rate * slope:
+                break
+            if slope >= 0:  # shorter steps are no better
+                return None
+        else:
+            return None
+        step = direction * rate
+        if self.optimizer._scale_by_learning_rate(step):
+            value = self.value_at(theta, step)
+            # Values with and without autograd may differ by rounding: lr = 0 is no decrease.
+            if not (value < before and bool(step.any())):
+                return None
+        self.objective.parameters.assign(theta + step)
+        self.account.note(rate=rate, step_norm=float(step.norm()))
+        return value
+
+    def value_at(self, theta: Tensor, step: Tensor) -> float:
+        """The objective on all the data at θ + step."""
+        self.objective.parameters.assign(theta + step)
+        value = self.objective.value(self.data)
+        self.evaluations += 1
+        self.account.count(self.total)
+        return value if math.isfinite(value) else math.inf
+
+    def remember(self, ratio: float, last_iterate: Tensor) -> None:
+        """What the next step goes on from."""
+        damping = adapted_damping(self.damping, ratio)
+        self.optimizer.param_groups[0]["damping"] = damping
+        self.optimizer._set_vector(LAST_ITERATE, last_iterate)
+        self.account.note(damping=damping)
+
+    def reason_of_rejection(self, solution: CGResult) -> str:
+        if solution.last.iteration == 0 and solution.stop is CGStop.NEGATIVE_CURVATURE:
+            return "CG met curvature that is not positive at once; the damping was raised"
+        return "the line search found no sufficient decrease"

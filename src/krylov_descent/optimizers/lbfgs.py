@@ -1,0 +1,178 @@
+"""Torch's L-BFGS behind the same `step(data)`."""
+
+import math
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from krylov_descent.batches import Samples
+from krylov_descent.losses import Loss
+from krylov_descent.network import Forward
+from krylov_descent.objective import Evaluation
+from krylov_descent.optimizers.account import Account
+from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.result import Status, StepResult
+
+
+class LBFGS(DataOptimizer):
+    """Torch's L-BFGS with its strong Wolfe line search, on the full batch.
+
+    Args:
+        model: the module to train.
+        loss: one of torch's losses, a callable `(outputs, targets) -> one number per sample`, or
+            one that returns their mean.
+        params: the parameters to train, as torch.optim takes them; all of the model's by default.
+        iterations: of L-BFGS in one step. A step begins with the gradient at the parameters as
+            they are; its iterations share that cost.
+        history: pairs of steps and changes of the gradient that are kept.
+        weight_decay: λ of the L2 term ½λ‖θ‖², which belongs to the objective.
+        lr: the first step that a line search tries, one for all parameters. Leave it at 1.
+        seed: of nothing here, as the method draws no random numbers; all optimisers take one.
+        forward: `forward(model, inputs) -> outputs`, where calling the model is not enough.
+        micro_batch: the most samples handled at a time; by default as many as fit
+            `activation_memory`.
+        activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
+            free memory on a GPU by default.
+
+    Cost of a step: a gradient over the data for each evaluation, and a forward pass at the end.
+    Memory beyond the model, the data and activations, in vectors of n numbers: 2·history, kept
+    between steps in torch's own form (a list with the first parameter), and about ten more.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        params: Any = None,
+        *,
+        iterations: int = 20,
+        history: int = 10,
+        weight_decay: float = 0.0,
+        lr: float = 1.0,
+        seed: int = 0,
+        forward: Forward | None = None,
+        micro_batch: int | None = None,
+        activation_memory: int | None = None,
+    ) -> None:
+        for name, number in (("iterations", iterations), ("history", history)):
+            if number < 1:
+                raise ValueError(f"`{name}` must be at least 1, found {number}")
+        super().__init__(
+            model,
+            loss,
+            params,
+            {"lr": lr, "weight_decay": weight_decay},
+            seed=seed,
+            forward=forward,
+            micro_batch=micro_batch,
+            activation_memory=activation_memory,
+        )
+        self.iterations, self.history = iterations, history
+
+    @overload  # type: ignore[override]
+    def step(self, data: None = None, *, closure: None = None) -> None: ...
+    @overload
+    def step(self, data: Any, *, closure: None = None) -> StepResult: ...
+
+    def step(self, data: Any = None, *, closure: None = None) -> StepResult | None:
+        """Some iterations of L-BFGS.
+
+        Args:
+            data: `(inputs, targets)`, a Dataset, a DataLoader or a list of batches. They are
+                walked over several times and must be the same each time.
+            closure: always None; here because torch.optim has it.
+
+        Returns:
+            What the step did. None for a call without data.
+
+        The parameters change only if the objective went down; otherwise, and after any error,
+        they are bit for bit as before, and the history is forgotten.
+        """
+        if not self._wants_to_step(data, closure):
+            return None
+        samples = self._repeatable(data)
+        with self._working(), self._gradients_kept():
+            return self._search(samples)
+
+    def _create_state(self) -> None:
+        """Nothing: torch's L-BFGS makes its state as it goes."""
+
+    def _search(self, data: Samples) -> StepResult:
+        account, objective = Account(), self.objective
+        start = objective.value_and_gradient(data)
+        norm = float(start.gradient.norm())
+        account.note(loss=start.value, gradient_norm=norm, evaluations=1)
+        account.note(samples=start.samples, objective_samples=start.samples)
+        account.count(start.samples)
+        account.lap("gradient")
+        if not (math.isfinite(start.value) and math.isfinite(norm)):
+            return account.refused(
+                Status.NOT_FINITE, f"the loss is {start.value} and its gradient's norm {norm}"
+            )
+        if norm == 0:
+            return account.refused(Status.STATIONARY)
+        rate = float(self.param_groups[0]["lr"])
+        if rate == 0:
+            return account.refused(Status.NO_DECREASE, "the learning rate is 0")
+
+        theta = objective.parameters.copy()
+        evaluations = _Evaluations(self, data, start)
+        moved = False
+        try:
+            made = self._iterations_made
+            self._torchs(rate).step(evaluations)
+            after = objective.value(data)
+            moved = after < start.value
+        finally:
+            if not moved:
+                objective.parameters.assign(theta)
+                self.state.clear()
+        account.note(evaluations=evaluations.count)
+        account.count(start.samples * evaluations.count)  # and the value, less the first one
+        if not moved:
+            return account.refused(Status.NO_DECREASE)
+        account.note(
+            iterations=self._iterations_made - made,
+            step_norm=float((objective.parameters.copy() - theta).norm()),
+        )
+        return account.moved("the iterations of this step are made", loss_after=after)
+
+    def _torchs(self, rate: float) -> torch.optim.LBFGS:
+        """Torch's optimiser over our state.
+
+        It takes one group of parameters only; ours may differ in weight decay, which is the
+        objective's affair.
+        """
+        optimizer = torch.optim.LBFGS(
+            [p for group in self.param_groups for p in group["params"]],
+            lr=rate,
+            max_iter=self.iterations,
+            history_size=self.history,
+            line_search_fn="strong_wolfe",
+        )
+        optimizer.state = self.state
+        return optimizer
+
+    @property
+    def _iterations_made(self) -> int:
+        """By all steps so far, as torch counts them."""
+        return sum(int(state.get("n_iter", 0)) for state in self.state.values())
+
+
+class _Evaluations:
+    """The closure that torch's L-BFGS calls: value, and the gradient in `.grad`."""
+
+    def __init__(self, optimizer: LBFGS, data: Samples, start: Evaluation) -> None:
+        self._objective, self._data = optimizer.objective, data
+        self._known: Evaluation | None = start  # at the parameters as they are
+        self.count = 0
+
+    def __call__(self) -> Tensor:
+        found = self._known or self._objective.value_and_gradient(self._data)
+        self._known = None
+        self.count += 1
+        parameters = self._objective.parameters
+        for p, piece in zip(parameters.tensors, parameters.pieces(found.gradient), strict=True):
+            p.grad = piece
+        return torch.tensor(found.value, dtype=torch.float64)

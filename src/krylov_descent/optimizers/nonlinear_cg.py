@@ -1,0 +1,244 @@
+"""Nonlinear conjugate gradients on the full batch, a method of its own to compare with."""
+
+import math
+from typing import Any, get_args, overload
+
+import torch
+from torch import Tensor, nn
+
+from krylov_descent.batches import InMemory, Samples
+from krylov_descent.conjugate_directions import (
+    Formula,
+    Memory,
+    NonlinearCGResult,
+    first_step,
+    minimize_nonlinear_cg,
+)
+from krylov_descent.losses import Loss
+from krylov_descent.network import Forward
+from krylov_descent.noise import noise_of_sum
+from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.optimizers.account import Account
+from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.result import Status, StepResult
+
+DIRECTION, GRADIENT = "direction", "gradient"
+NOISE_POINTS = 4
+
+
+class NonlinearCG(DataOptimizer):
+    """Nonlinear conjugate gradients with a line search for the strong Wolfe conditions.
+
+    Args:
+        model: the module to train.
+        loss: one of torch's losses, a callable `(outputs, targets) -> one number per sample`, or
+            one that returns their mean.
+        params: the parameters to train, as torch.optim takes them; all of the model's by default.
+        formula: "polak-ribiere" (with β not below zero) or "hestenes-stiefel".
+        iterations: line searches in one step. A step begins with the gradient at the parameters
+            as they are, since the data may be others than before; its iterations share that cost.
+        slope_tolerance: the part of the first slope that a line search may leave over; lower
+            means more exact.
+        weight_decay: λ of the L2 term ½λ‖θ‖², which belongs to the objective.
+        lr: scales the step; for schedulers. Leave it at 1.
+        seed: of nothing here, as the method draws no random numbers; all optimisers take one.
+        forward: `forward(model, inputs) -> outputs`, where calling the model is not enough.
+        micro_batch: the most samples handled at a time; by default as many as fit
+            `activation_memory`.
+        activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
+            free memory on a GPU by default.
+
+    Cost of a step: a gradient over the data for each trial of a line search, one for the start,
+    and four forward passes that measure the noise of the values. Memory beyond the model, the
+    data and activations: 12 vectors of n numbers, two of them kept between steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        params: Any = None,
+        *,
+        formula: Formula = "polak-ribiere",
+        iterations: int = 20,
+        slope_tolerance: float = 0.1,
+        weight_decay: float = 0.0,
+        lr: float = 1.0,
+        seed: int = 0,
+        forward: Forward | None = None,
+        micro_batch: int | None = None,
+        activation_memory: int | None = None,
+    ) -> None:
+        if formula not in get_args(Formula):
+            raise ValueError(
+                f"`formula` must be one of {', '.join(map(repr, get_args(Formula)))}, "
+                f"found {formula!r}"
+            )
+        if iterations < 1:
+            raise ValueError(f"`iterations` must be at least 1, found {iterations}")
+        if not 1e-4 < slope_tolerance < 1:
+            raise ValueError(
+                f"`slope_tolerance` must lie between 0.0001 and 1, found {slope_tolerance}"
+            )
+        super().__init__(
+            model,
+            loss,
+            params,
+            {"lr": lr, "weight_decay": weight_decay},
+            seed=seed,
+            forward=forward,
+            micro_batch=micro_batch,
+            activation_memory=activation_memory,
+        )
+        self.formula: Formula = formula
+        self.iterations = iterations
+        self.slope_tolerance = slope_tolerance
+        self.param_groups[0].setdefault("promised", 0.0)
+        self.param_groups[0].setdefault("directions_since_restart", 0)
+
+    @overload  # type: ignore[override]
+    def step(self, data: None = None, *, closure: None = None) -> None: ...
+    @overload
+    def step(self, data: Any, *, closure: None = None) -> StepResult: ...
+
+    def step(self, data: Any = None, *, closure: None = None) -> StepResult | None:
+        """Some iterations of conjugate gradients.
+
+        Args:
+            data: `(inputs, targets)`, a Dataset, a DataLoader or a list of batches. They are
+                walked over several times and must be the same each time.
+            closure: always None; here because torch.optim has it.
+
+        Returns:
+            What the step did. None for a call without data, with which checkpoint tools create
+            the optimiser's state.
+
+        The parameters change only if the objective went down; otherwise, and after any error,
+        they are bit for bit as before.
+        """
+        if not self._wants_to_step(data, closure):
+            return None
+        samples = self._repeatable(data)
+        with self._working() as objective:
+            return _Step(self, objective, samples).run()
+
+    def _create_state(self) -> None:
+        self._zero_state(DIRECTION)
+        self._zero_state(GRADIENT)
+
+    def _memory(self) -> Memory | None:
+        direction, gradient = self._get_vector(DIRECTION), self._get_vector(GRADIENT)
+        if direction is None or gradient is None:
+            return None
+        group = self.param_groups[0]
+        return Memory(direction, gradient, group["promised"], group["directions_since_restart"])
+
+    def _remember(self, memory: Memory | None) -> None:
+        parameters, group = self.objective.parameters, self.param_groups[0]
+        if memory is None:
+            nothing = torch.zeros(parameters.numel, dtype=parameters.dtype).to(parameters.device)
+            memory = Memory(nothing, nothing, 0.0, 0)
+        self._set_vector(DIRECTION, memory.direction)
+        self._set_vector(GRADIENT, memory.gradient)
+        group["promised"], group["directions_since_restart"] = memory.promised, memory.count
+
+
+class _Step:
+    """One step under way, and the account of what it cost."""
+
+    def __init__(self, optimizer: NonlinearCG, objective: Objective, data: Samples) -> None:
+        self.optimizer, self.objective, self.data = optimizer, objective, data
+        self.account = Account()
+
+    def run(self) -> StepResult:
+        account, parameters = self.account, self.objective.parameters
+        start = self.objective.value_and_gradient(self.data)
+        norm = float(start.gradient.norm())
+        account.note(loss=start.value, gradient_norm=norm, evaluations=1)
+        account.note(samples=start.samples, objective_samples=start.samples)
+        account.count(start.samples)
+        account.lap("gradient")
+        if not (math.isfinite(start.value) and math.isfinite(norm)):
+            return account.refused(
+                Status.NOT_FINITE, f"the loss is {start.value} and its gradient's norm {norm}"
+            )
+        if norm == 0:
+            return account.refused(Status.STATIONARY)
+
+        theta = parameters.copy()
+        after = None
+        try:
+            found = self.search(theta, start)
+            if found.value < start.value:
+                after = self.take(theta, found, start)
+        finally:
+            if after is None:
+                parameters.assign(theta)
+        if after is None:
+            self.optimizer._remember(None)
+            return account.refused(Status.NO_DECREASE)
+        return account.moved(str(found.reason), loss_after=after)
+
+    def search(self, theta: Tensor, start: Evaluation) -> NonlinearCGResult:
+        """The iterations, from θ."""
+        optimizer = self.optimizer
+        memory = optimizer._memory()
+        noise = self.noise(theta, start, memory)
+        found = minimize_nonlinear_cg(
+            self.value_and_gradient,
+            theta,
+            (start.value, start.gradient),
+            formula=optimizer.formula,
+            memory=memory,
+            max_iterations=optimizer.iterations,
+            slope_tolerance=optimizer.slope_tolerance,
+            noise=noise,
+        )
+        self.account.note(
+            noise=noise, iterations=found.iterations, evaluations=found.evaluations + 1
+        )
+        return found
+
+    def take(self, theta: Tensor, found: NonlinearCGResult, start: Evaluation) -> float | None:
+        """Write the point found into the parameters; with lr ≠ 1 only if it still is a decrease."""
+        step, value, memory = found.point - theta, found.value, found.memory
+        if self.optimizer._scale_by_learning_rate(step):
+            self.objective.parameters.assign(theta + step)
+            value, memory = self.objective.value(self.data), None
+            self.account.count(start.samples)
+            # Values with and without autograd may differ by rounding: lr = 0 is no decrease.
+            if not (value < start.value and bool(step.any())):
+                return None
+        else:
+            self.objective.parameters.assign(found.point)
+        self.optimizer._remember(memory)
+        self.account.note(step_norm=float(step.norm()))
+        return value
+
+    def value_and_gradient(self, point: Tensor) -> tuple[float, Tensor]:
+        self.objective.parameters.assign(point)
+        found = self.objective.value_and_gradient(self.data)
+        self.account.count(found.samples)
+        return found.value, found.gradient
+
+    def noise(self, theta: Tensor, start: Evaluation, memory: Memory | None) -> float:
+        """Standard deviation of the rounding error of a value; four forward passes.
+
+        As in KSD's subspace, from values a little apart along the gradient; see there for the
+        distance.
+        """
+        epsilon = self.objective.findings.epsilon
+        slope = -float(start.gradient @ start.gradient)
+        spacing = 0.1 * epsilon ** (1 / 3) * first_step(slope, start.gradient, memory)
+        rows = []
+        for k in range(NOISE_POINTS):
+            self.objective.parameters.assign(theta - k * spacing * start.gradient)
+            losses = self.objective.losses(self.data)
+            self.account.count(losses.numel())
+            # A loader may deal in another order each time; only the sum can be compared then.
+            same_order = isinstance(self.data, InMemory)
+            rows.append(losses if same_order else losses.sum().reshape(1))
+        values = torch.stack(rows)
+        if not bool(values.isfinite().all()):
+            return epsilon * abs(start.value) / math.sqrt(start.samples)
+        return noise_of_sum(values) / start.normaliser

@@ -1,0 +1,155 @@
+"""Torch's L-BFGS behind the adapter, number for number as without it."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from krylov_descent import LBFGS, Objective, Status
+from tests.optimizers.nets import (
+    check_an_error_on_the_way_leaves_no_trace,
+    check_copies_step_by_themselves,
+    check_errors,
+    check_frozen_parameters_stay,
+    check_grad_is_left_alone,
+    check_refusals,
+    classes,
+    net,
+    parameters_of,
+    through_a_file,
+)
+
+
+def test_steps_are_those_of_torchs_own_loop_bit_for_bit() -> None:
+    # 64 samples: a power of two, so that a mean before or after the sum is the same number.
+    data = classes(64, torch.float64)
+    model, other = net(torch.float64), net(torch.float64)
+    adapter = LBFGS(model, nn.CrossEntropyLoss(), iterations=6)
+    torchs = torch.optim.LBFGS(
+        other.parameters(), max_iter=6, history_size=10, line_search_fn="strong_wolfe"
+    )
+    evaluations = 0
+
+    def closure() -> float:
+        nonlocal evaluations
+        evaluations += 1
+        torchs.zero_grad()
+        losses = nn.functional.cross_entropy(other(data[0]), data[1], reduction="none")
+        loss = losses.sum() / 64
+        loss.backward()
+        return loss.item()
+
+    for _ in range(4):
+        result = adapter.step(data)
+        evaluations = 0
+        torchs.step(closure)
+        assert torch.equal(parameters_of(model), parameters_of(other))
+        assert result.status is Status.MOVED
+        assert result.iterations == 6
+        assert result.evaluations == evaluations
+        assert result.passes == pytest.approx(evaluations + 1)
+    value = Objective(model, nn.CrossEntropyLoss()).value(data)
+    assert result.loss_after == pytest.approx(value, rel=1e-12)
+
+
+def test_groups_may_differ_in_weight_decay() -> None:
+    inputs, targets = torch.randn(40, 3).double(), torch.randn(40, 1).double() + 2
+    model = nn.Linear(3, 1).double()
+    groups = [{"params": [model.weight], "weight_decay": 0.6}, {"params": [model.bias]}]
+    optimizer = LBFGS(model, nn.MSELoss(), groups)
+    for _ in range(3):
+        optimizer.step((inputs, targets))
+    columns = torch.cat([inputs, torch.ones(40, 1).double()], 1)
+    decay = torch.diag(torch.tensor([0.6, 0.6, 0.6, 0.0]).double())
+    ridge = torch.linalg.solve(2 * columns.T @ columns / 40 + decay, 2 * columns.T @ targets / 40)
+    torch.testing.assert_close(model.weight.detach().T, ridge[:3], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.bias.detach(), ridge[3], rtol=1e-5, atol=1e-6)
+
+
+def test_the_history_has_the_length_asked_for() -> None:
+    model = net()
+    optimizer = LBFGS(model, nn.CrossEntropyLoss(), history=3)
+    optimizer.step(classes())
+    (state,) = optimizer.state.values()
+    assert len(state["old_dirs"]) == len(state["old_stps"]) == 3
+
+
+def test_faults_are_refused() -> None:
+    check_refusals(LBFGS)
+    check_errors(LBFGS, walks_once=False)
+
+
+def test_gradients_and_frozen_parameters_are_left_alone() -> None:
+    check_grad_is_left_alone(LBFGS)
+    check_frozen_parameters_stay(LBFGS)
+
+
+def test_copies_step_by_themselves() -> None:
+    check_copies_step_by_themselves(LBFGS)
+
+
+def test_an_error_on_the_way_leaves_no_trace() -> None:
+    check_an_error_on_the_way_leaves_no_trace(LBFGS)
+
+
+def test_without_a_decrease_nothing_changes_and_the_history_is_forgotten() -> None:
+    model = net()
+    optimizer = LBFGS(model, nn.CrossEntropyLoss())
+    optimizer.step(classes())
+    before = parameters_of(model)
+
+    class Cliff(nn.Module):
+        """The net, but not a number as soon as it moves."""
+
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+            moved = not torch.equal(parameters_of(model), before)
+            return losses * (torch.nan if moved else 1.0)
+
+    broken = LBFGS(model, Cliff())
+    broken.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    result = broken.step(classes())
+    assert result.status is Status.NO_DECREASE
+    assert torch.equal(parameters_of(model), before)
+    assert not broken.state
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("iterations", 0), ("history", 0), ("lr", -1.0), ("weight_decay", -1.0)]
+)
+def test_bad_options_are_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=option):
+        LBFGS(net(), nn.CrossEntropyLoss(), **{option: value})
+
+
+def test_a_learning_rate_of_zero_changes_nothing() -> None:
+    model = net()
+    before = parameters_of(model)
+    result = LBFGS(model, nn.CrossEntropyLoss(), lr=0.0).step(classes())
+    assert result.status is Status.NO_DECREASE
+    assert torch.equal(parameters_of(model), before)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    model = net()
+    optimizer = LBFGS(model, nn.CrossEntropyLoss(), iterations=4)
+    for _ in range(3):
+        optimizer.step(classes())
+    saved = through_a_file([model.state_dict(), optimizer.state_dict()], tmp_path / "checkpoint")
+    losses = [optimizer.step(classes()).loss_after for _ in range(3)]
+
+    fresh = net(seed=9)
+    fresh.load_state_dict(saved[0])
+    resumed = LBFGS(fresh, nn.CrossEntropyLoss(), iterations=4)
+    resumed.load_state_dict(saved[1])
+    assert [resumed.step(classes()).loss_after for _ in range(3)] == losses
+    assert torch.equal(parameters_of(fresh), parameters_of(model))
+
+    # And not by chance: without the history it goes another way.
+    other = net()
+    other.load_state_dict(saved[0])
+    forgetful = LBFGS(other, nn.CrossEntropyLoss(), iterations=4)
+    assert forgetful.step(classes()).loss_after != losses[0]
