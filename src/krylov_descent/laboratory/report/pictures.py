@@ -1,0 +1,89 @@
+"""Reconstructions as PNG strips inside the page.
+
+The encoder is written here: 8-bit grey without filters is a header and one deflated block.
+"""
+
+import base64
+import math
+import struct
+import zlib
+from dataclasses import dataclass
+from html import escape
+
+import torch
+from torch import Tensor
+
+from krylov_descent.laboratory.report.marks import swatch
+from krylov_descent.laboratory.report.numbers import plain
+
+MOST_IMAGES = 12
+GAP = 2
+
+
+@dataclass(frozen=True)
+class Reconstructions:
+    """Images in [0, 1] that went into an autoencoder and what came out, [n, side²] both."""
+
+    inputs: Tensor
+    outputs: Tensor
+
+    def __post_init__(self) -> None:
+        """Check that there are square images, as many out as in."""
+        shape = tuple(self.inputs.shape)
+        if tuple(self.outputs.shape) != shape:
+            raise ValueError(
+                f"`outputs` must have the shape of `inputs`, {shape}, found "
+                f"{tuple(self.outputs.shape)}"
+            )
+        if len(shape) != 2 or 0 in shape or math.isqrt(shape[1]) ** 2 != shape[1]:
+            raise ValueError(f"`inputs` must be square images in rows [n, side²], found {shape}")
+
+    @property
+    def squared_error(self) -> float:
+        """Mean over the images of the sum over pixels, as the problems measure it."""
+        return float((self.outputs - self.inputs).double().square().sum(1).mean())
+
+
+def reconstruction_figure(by_run: list[tuple[int, str, Reconstructions]]) -> str:
+    """Strips below each other: the inputs once, then what each run (index, label) made of them."""
+    strips = []
+    shown: Tensor | None = None
+    for index, label, images in by_run:
+        if shown is None or not torch.equal(shown, images.inputs):
+            shown = images.inputs
+            strips.append(_strip("input", "", shown))
+        name = swatch(index) + escape(label)
+        note = f"squared error {plain(images.squared_error)}"
+        strips.append(_strip(name, note, images.outputs))
+    return f'<figure class="strips">{"".join(strips)}</figure>'
+
+
+def png(grey: Tensor) -> bytes:
+    """A PNG file of bytes [height, width], 0 for black."""
+    height, width = grey.shape
+    lines = b"".join(b"\0" + bytes(line) for line in grey.to(torch.uint8).tolist())
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks
+    )
+
+
+def _strip(name: str, note: str, images: Tensor) -> str:
+    """One row of the figure: `name` is HTML, `note` is text."""
+    source = "data:image/png;base64," + base64.b64encode(png(_side_by_side(images))).decode()
+    count = min(len(images), MOST_IMAGES)
+    return (
+        f'<div class="strip"><p>{name}<small>{escape(note)}</small></p>'
+        f'<img src="{source}" alt="{count} images"></div>'
+    )
+
+
+def _side_by_side(images: Tensor) -> Tensor:
+    """The first images as dark ink on white, [side, n·(side + gap) − gap], 0 to 255."""
+    pixels = images[:MOST_IMAGES].detach().cpu().double().nan_to_num(0.0).clamp(0, 1)
+    side = math.isqrt(pixels.shape[1])
+    tiles = 255 * (1 - pixels.view(-1, side, side))
+    padded = torch.nn.functional.pad(tiles, (0, GAP), value=255.0)
+    return padded.transpose(0, 1).reshape(side, -1)[:, :-GAP].round()

@@ -1,0 +1,298 @@
+"""The report without a browser: structure, numbers, states. How it draws is tested in Chromium."""
+
+import math
+from html import unescape
+from io import BytesIO
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+
+from krylov_descent.laboratory.record import RunFolder, RunFolderError
+from krylov_descent.laboratory.report import Reconstructions, write_report
+from krylov_descent.laboratory.report.charts import MOST_POINTS
+from krylov_descent.laboratory.report.marks import COLOURS, DASHES, curve_style
+from krylov_descent.laboratory.report.numbers import duration, error, plain, published
+from krylov_descent.laboratory.report.pictures import png
+from tests.laboratory.example_runs import (
+    AUTOENCODER,
+    CLASSIFIER,
+    config,
+    curve_images,
+    rows,
+    write_comparison,
+    write_run,
+)
+from tests.laboratory.report_page import report
+
+
+def test_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
+    page = report(write_comparison(tmp_path), tmp_path)
+    assert page.open == [""]
+    assert page.elements["h1"] == page.elements["main"] == page.elements["nav"] == 1
+    ids = [attributes["id"] for _, attributes in page.attributes if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    links = [attributes["href"] for tag, attributes in page.attributes if tag == "a"]
+    assert len(links) >= 6
+    assert {str(link).removeprefix("#") for link in links} <= set(ids)
+    for _, attributes in page.attributes:
+        for key in ("src", "href"):
+            assert str(attributes.get(key) or "#").startswith(("#", "data:"))
+    assert "http" not in page.text.replace("http://www.w3.org/2000/svg", "").replace(
+        "http-equiv", ""
+    )
+
+
+def test_results_stand_beside_published_numbers(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / "ksd", config(), rows(steps=40, seconds=5.0, floor=0.1)),
+        write_run(tmp_path / "hf", config("hf", "HF"), rows("hf", steps=20, seconds=20.0)),
+    ]
+    page = report(folders, tmp_path)
+    metrics = folders[0].rows()
+    best = min(metrics, key=lambda row: float(row["validation"]))
+    cells = page.row("KSD")
+    assert cells[1:4] == [plain(best[split]) for split in ("train", "validation", "test")]
+    assert cells[4:7] == [plain(metrics[-1][split]) for split in ("train", "validation", "test")]
+    assert cells[7:10] == ["5.0 s", "40", "168"]
+    # Both stopped by themselves, so the paper's measure is 5 s / 20 s.
+    assert cells[10] == "0.250"
+    level = max(folder.rows()[-1]["train"] for folder in folders)
+    first = [next(r["seconds"] for r in f.rows() if r["train"] <= level) for f in folders]
+    assert cells[11] == plain(first[0] / first[1])
+    assert cells[12] == "the validation error has stopped falling"
+    known = [row for row in page.rows if row[-1] == "A paper 2011, Table 2"]
+    assert [row[0] for row in known] == ["KSD", "HF"]
+    assert (known[0][1], known[0][3], known[0][10]) == ("0.17", "0.25", "0.2")
+
+
+def test_total_time_is_not_compared_where_a_limit_ended_a_run(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / "ksd", config(), ending="seconds"),
+        write_run(tmp_path / "hf", config("hf", "HF"), rows("hf")),
+    ]
+    cells = report(folders, tmp_path).row("KSD")
+    assert cells[10] == "–"
+    assert cells[11] == "1"
+
+
+def test_summary_names_the_winner_and_the_measure(tmp_path: Path) -> None:
+    text = unescape(report(write_comparison(tmp_path), tmp_path).text)
+    winner = "KSD (dimension 20, curvature gauss-newton)"
+    assert f"{winner} has the lowest test error of 5 runs: 0.123." in text
+    assert "its squared error per image at iteration 117" in text
+    assert "HF follows with" in text
+    assert "Published test errors: KSD 0.25 and HF 0.19 (A paper 2011, Table 2)." in text
+    assert "L-BFGS: unfinished, at iteration 47." in text
+
+
+def test_equal_test_errors_are_shared(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", config("x", "X"))]
+    assert "KSD and X share the lowest test error of 2 runs" in report(folders, tmp_path).text
+
+
+def test_one_run_alone(tmp_path: Path) -> None:
+    page = report([write_run(tmp_path / "ksd")], tmp_path)
+    assert "KSD has a test error of" in page.text
+    assert "follows with" not in page.text
+    assert len(page.data[0]["runs"]) == 1
+
+
+def test_unfinished_and_missing_runs_are_shown(tmp_path: Path) -> None:
+    page = report(write_comparison(tmp_path), tmp_path)
+    assert page.row("L-BFGS")[-1] == "unfinished, at iteration 47"
+    assert page.row("ncg")[1:] == 11 * ["–"] + ["missing: there is no run in this folder"]
+    assert [run["label"] for run in page.data[0]["runs"]][-1] == "L-BFGS"
+
+
+def test_run_without_rows_and_damaged_run(tmp_path: Path) -> None:
+    begun = write_run(tmp_path / "begun", metrics=[], ending=None)
+    damaged = write_run(tmp_path / "damaged")
+    (damaged.path / "config.json").write_text('{"problem": ')
+    page = report([begun, damaged], tmp_path)
+    assert "No run has a result yet." in page.text
+    assert page.row("KSD")[-1] == "not started"
+    assert page.row("damaged")[-1].startswith("missing: its files cannot be read")
+
+
+def test_run_resumed_after_its_end_is_unfinished(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "ksd")
+    folder.append(rows(steps=130)[121])
+    folder.checkpoint.touch()
+    page = report([folder], tmp_path)
+    assert page.row("KSD")[-1] == "unfinished, at iteration 121"
+    assert f"ksd train --resume {folder.path}" in page.text
+
+
+def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
+    metrics = rows(steps=30)
+    for row in metrics[12:]:
+        row |= {"train": math.nan, "validation": math.inf, "test": math.nan, "ritz_values": []}
+    metrics[5]["ritz_values"][3] = math.nan
+    page = report([write_run(tmp_path / "adam", config("adam", "Adam"), metrics)], tmp_path)
+    cells = page.row("Adam")
+    assert cells[1:4] == [plain(metrics[11][split]) for split in ("train", "validation", "test")]
+    assert cells[4:7] == 3 * ["not finite"]
+    assert "Adam: its error is not finite at iteration 12." in page.text
+    curve = page.data[0]["runs"][0]
+    assert curve["best"] == 11
+    assert curve["train"][12:] == 19 * [None]
+    assert len(curve["ritz"]["values"][4]) == 20
+
+
+def test_no_validation_set(tmp_path: Path) -> None:
+    metrics = [row | {"validation": None} for row in rows(steps=30)]
+    page = report([write_run(tmp_path / "ksd", metrics=metrics)], tmp_path)
+    assert page.row("KSD")[1:4] == [plain(metrics[-1]["train"]), "–", plain(metrics[-1]["test"])]
+    assert page.data[0]["splits"] == ["train", "test"]
+
+
+def test_classification_is_in_per_cent(tmp_path: Path) -> None:
+    metrics = rows(steps=25, first=0.9, floor=0.01)
+    page = report([write_run(tmp_path / "c", config(problem=CLASSIFIER), metrics)], tmp_path)
+    assert page.row("KSD")[6] == f"{100 * metrics[-1]['test']:.2f}%"
+    assert [row[3] for row in page.rows if row[-1] == "A paper"] == ["1.70%"]
+    curve = page.data[0]["runs"][0]["test"]
+    assert curve == pytest.approx([100 * row["test"] for row in metrics], rel=1e-4)
+    assert page.data[0]["published"][0]["test"] == 1.7
+
+
+def test_problems_are_kept_apart(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / "a"),
+        write_run(tmp_path / "c", config(problem=CLASSIFIER), rows(first=0.9, floor=0.01)),
+        write_run(tmp_path / "six", config(problem={**AUTOENCODER, "options": {"code_size": 6}})),
+        RunFolder(tmp_path / "gone"),
+    ]
+    page = report(folders, tmp_path)
+    assert [len(data["runs"]) for data in page.data] == [1, 1, 1, 0]
+    assert page.elements["h1"] == 1
+    assert "3 problems" in page.text
+    assert page.row("gone")[-1].startswith("missing")
+
+
+def test_namesakes_are_told_apart(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / "k20", config(dimension=20)),
+        write_run(tmp_path / "k80", config(dimension=80)),
+        write_run(tmp_path / "again", config(dimension=80)),
+    ]
+    labels = [run["label"] for run in report(folders, tmp_path).data[0]["runs"]]
+    assert labels == [
+        "KSD (dimension 20)",
+        "KSD (dimension 80) in k80",
+        "KSD (dimension 80) in again",
+    ]
+
+
+def test_odd_names_are_escaped(tmp_path: Path) -> None:
+    odd = "</script><script>alert(1)</script> & \"quotes\" 'n' é"
+    problem = {**AUTOENCODER, "title": odd, "metric": {"name": odd, "unit": ""}}
+    problem["published"] = [{"method": odd, "source": odd, "train": 1.0, "test": 2.0}]
+    configuration = config("odd", odd, problem=problem)
+    configuration["optimizer"]["options"] = {odd: odd}
+    configuration["command"] = f"ksd train --set {odd}"
+    page = report([write_run(tmp_path / "odd", configuration)], tmp_path)
+    assert page.open == [""]
+    assert page.elements["script"] == 2
+    assert page.data[0]["metric"] == page.data[0]["runs"][0]["label"] == odd
+    assert "<script>alert" not in page.text
+
+
+def test_long_runs_are_thinned_and_keep_ends_and_best(tmp_path: Path) -> None:
+    metrics = rows("adam", steps=5_000)
+    metrics[1_234]["validation"] = 1e-3
+    page = report([write_run(tmp_path / "adam", config("adam", "Adam"), metrics)], tmp_path)
+    curve = page.data[0]["runs"][0]
+    assert len(curve["train"]) <= MOST_POINTS + 1
+    assert (curve["iteration"][0], curve["iteration"][-1]) == (0, 5_000)
+    assert curve["iteration"][curve["best"]] == 1_234
+    assert curve["iteration"] == sorted(curve["iteration"])
+
+
+def test_time_by_phase(tmp_path: Path) -> None:
+    page = report([write_run(tmp_path / "ksd", metrics=rows(seconds=10.0))], tmp_path)
+    assert "gradient 1.2 s (12%), basis 4.3 s (43%), search 4.1 s (41%), " in page.text
+    assert "between phases 0.40 s (4%)" in page.text
+    assert "27 evaluations, 21 products, 4.20 passes over the data" in page.text
+
+
+def test_settings_and_commands(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / "a", config(dimension=20)),
+        write_run(tmp_path / "b", config("hf", "HF", damping=45.0, seed=3)),
+    ]
+    page = report(folders, tmp_path)
+    assert page.row("versions: torch") == ["versions: torch", "2.13.0"]
+    assert page.row("optimiser: dimension") == ["optimiser: dimension", "20", "–"]
+    assert page.row("seed") == ["seed", "0", "3"]
+    assert "<code>ksd train curves --optimizer hf --seed 3</code>" in page.text
+
+
+def test_reconstructions_are_in_the_page(tmp_path: Path) -> None:
+    folders = write_comparison(tmp_path)
+    inputs = curve_images()
+    images = {
+        folders[0].path: Reconstructions(inputs, inputs),
+        folders[2].path: Reconstructions(inputs, inputs + 0.1),
+    }
+    page = report(folders, tmp_path, reconstructions=images)
+    sources = [str(a["src"]) for tag, a in page.attributes if tag == "img"]
+    assert len(sources) == 3  # the inputs once
+    assert sources[0] == sources[1] != sources[2]
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert "squared error 7.84" in page.text  # 784 · 0.1²
+
+
+def test_png_is_read_back_by_another_decoder() -> None:
+    grey = torch.arange(28 * 60).view(28, 60) % 256
+    decoded = matplotlib.image.imread(BytesIO(png(grey)), format="png")
+    assert np.array_equal(np.round(decoded * 255), grey.numpy())
+
+
+def test_styles_repeat_only_after_all_pairs() -> None:
+    styles = [curve_style(index) for index in range(COLOURS * DASHES)]
+    assert len(set(styles)) == len(styles)
+    sheet = (
+        Path(__file__).parents[2] / "src/krylov_descent/laboratory/report/page.css"
+    ).read_text()
+    assert all(f".colour-{index} {{" in sheet for index in range(COLOURS))
+    assert all(f".dash-{index} {{" in sheet for index in range(1, DASHES))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (plain(0.17), "0.170"),
+        (plain(120), "120"),
+        (plain(1309.7), "1,310"),
+        (plain(2.5e-7), "2.50e-07"),
+        (plain(None), "–"),
+        (error(0.0170, "%"), "1.70%"),
+        (error(math.nan, "%"), "not finite"),
+        (published(0.25, ""), "0.25"),
+        (duration(0.434), "0.43 s"),
+        (duration(13.42), "13.4 s"),
+        (duration(125), "2 min 05 s"),
+        (duration(4321), "1 h 12 min"),
+    ],
+)
+def test_numbers_as_text(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "ksd")
+    with pytest.raises(ValueError, match="`folders` is empty"):
+        write_report([], tmp_path / "r.html")
+    pictures = Reconstructions(curve_images(2), curve_images(2))
+    with pytest.raises(ValueError, match="`reconstructions` has images of elsewhere"):
+        write_report([folder], tmp_path / "r.html", reconstructions={Path("elsewhere"): pictures})
+    with pytest.raises(ValueError, match="`outputs` must have the shape of `inputs`"):
+        Reconstructions(curve_images(2), curve_images(3))
+    with pytest.raises(ValueError, match="square images"):
+        Reconstructions(torch.zeros(2, 10), torch.zeros(2, 10))
+    with pytest.raises(RunFolderError, match="cannot be written"):
+        write_report([folder], folder.path / "config.json" / "r.html")
