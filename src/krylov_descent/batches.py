@@ -180,6 +180,10 @@ class InMemory(Samples):
     def select(self, indices: Tensor) -> "InMemory":
         return InMemory(self.batch.select(indices))
 
+    def to(self, device: torch.device) -> "InMemory":
+        """The samples on a device; no copy where they are there already."""
+        return InMemory(self.batch.to(device))
+
 
 class Indexed(Samples):
     """A map-style dataset: samples by index, collated; batches from a loader over it."""
@@ -241,13 +245,11 @@ def as_samples(data: Any, argument: str = "data") -> Samples:
             raise ValueError(f"`{argument}` is empty: it must hold at least one sample")
         return InMemory(batch)
     if isinstance(data, DataLoader):
-        return _from_loader(data)
+        return _from_loader(data, argument)
     if isinstance(data, IterableDataset):
         return Stream(DataLoader(data, batch_size=DATASET_BATCH))
     if isinstance(data, Dataset):
-        if len(data) == 0:  # type: ignore[arg-type]
-            raise ValueError(f"`{argument}` is empty: it must hold at least one sample")
-        return _from_loader(DataLoader(data, batch_size=DATASET_BATCH))
+        return _from_loader(DataLoader(data, batch_size=DATASET_BATCH), argument)
     if isinstance(data, Iterable) and not isinstance(data, Tensor | Mapping | str):
         return Stream(data)
     raise TypeError(
@@ -256,7 +258,7 @@ def as_samples(data: Any, argument: str = "data") -> Samples:
     )
 
 
-def _from_loader(loader: DataLoader[Any]) -> Samples:
+def _from_loader(loader: DataLoader[Any], argument: str) -> Samples:
     dataset, collate = loader.dataset, loader.collate_fn
     whole = (
         not isinstance(dataset, IterableDataset)
@@ -275,7 +277,7 @@ def _from_loader(loader: DataLoader[Any]) -> Samples:
     if not whole:
         return Stream(loader)
     if len(dataset) == 0:  # type: ignore[arg-type]
-        raise ValueError("`data` is empty: the loader's dataset must hold at least one sample")
+        raise ValueError(f"`{argument}` is empty: it must hold at least one sample")
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2 and collate is default_collate:
         # The same samples without collating them one by one; a sum knows no order.
         return InMemory(Batch.of(dataset.tensors))

@@ -19,15 +19,18 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from krylov_descent import forward_mode
-from krylov_descent.batches import Batch, tensors_in
+from krylov_descent.batches import Batch, Tree, map_tensors, tensors_in
+from krylov_descent.derivative_checks import check_double_backward, check_symmetric
 from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.losses import OutputHessian, first_line
 from krylov_descent.network import Network, require_graph
 from krylov_descent.objective import Objective
 from krylov_descent.probes import PROBE_SAMPLES, Findings, SavedBytes
+from krylov_descent.recordings import RecordedProduct
 
 CurvatureKind = Literal["gauss-newton", "hessian", "fisher"]
 Linearize = Callable[[Network, Batch], BatchProduct]
@@ -75,7 +78,7 @@ class Curvature:
                 f"curvature {self.kind!r} is not available for this model, neither by double "
                 f"backward nor by forward-mode differentiation: {first_line(problem)}"
             ) from problem
-        self._linearize = self._by_forward_mode
+        self._linearize, self._measured = self._by_forward_mode, None
         warnings.warn(
             f"the model has no second derivative by double backward ({first_line(problem)}); "
             "curvature products use forward-mode differentiation, which costs about twice as much",
@@ -83,9 +86,10 @@ class Curvature:
         )
 
     def bytes_per_sample(self, objective: Objective, batch: Batch) -> float:
-        """What a kept linearisation takes per sample, measured on a few of them."""
+        """What a kept linearisation takes per sample; checked and measured on a few of them."""
         if self._measured is None or self._measured[0] is not objective.findings:
             few = batch.rows(0, PROBE_SAMPLES)
+            self._check(objective.network, few, objective.findings.epsilon)
             half = few.rows(0, max(1, few.size // 2))
             sizes = []
             for piece in (few, half):
@@ -96,6 +100,19 @@ class Curvature:
             per_sample = growth if few.size > half.size else float(sizes[0])
             self._measured = (objective.findings, max(1.0, per_sample))
         return self._measured[1]
+
+    def _check(self, network: Network, few: Batch, epsilon: float) -> None:
+        """Raise where the route leaves out a part of the curvature without an error."""
+        parameters = network.parameters.tensors
+        if not self.keeps_graphs:
+            if self.kind == "hessian":
+                check_symmetric(self.linearize(network, few), parameters, epsilon)
+        elif self.kind == "gauss-newton":
+            outputs = _outputs(network, few)
+            _check_loss(network, outputs, few, epsilon)
+            check_double_backward(_floating(outputs), parameters, epsilon)
+        else:
+            check_double_backward([_losses(network, few)], parameters, epsilon)
 
 
 class CurvatureProduct:
@@ -119,10 +136,16 @@ class CurvatureProduct:
         normaliser = sum(
             float(objective.network.loss.normaliser(batch.targets, batch.size)) for batch in batches
         )
+        if normaliser == 0:
+            raise ValueError(
+                "the set for the curvature has no sample that counts: it is empty, or every "
+                "target is ignored or has weight zero"
+            )
         # The sample's part of the mean is nᵢN/W; Fisher has it squared, over N.
         self._scale = self.samples / normaliser**2 if curvature.kind == "fisher" else 1 / normaliser
         self._batches, self.kept = self._fit(batches)
         self._kept_products: list[BatchProduct] = []
+        self._recorded = self._record()
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Hv as a new vector [n]."""
@@ -132,19 +155,31 @@ class CurvatureProduct:
             raise
         except (RuntimeError, NotImplementedError) as problem:
             self._curvature.fall_back(problem)
-            self._kept_products, self.kept = [], False
-            result = self._sum(vector)
+            self._kept_products, self.kept, self._recorded = [], False, None
+            return self(vector)
         self.products += 1
         self._objective.parameters.add_decay(result.mul_(self._scale), vector)
         return result
 
+    def _record(self) -> RecordedProduct | None:
+        """On a GPU: the products as one launch each."""
+        if not self.kept or len(self._batches) > 1:
+            return None
+        recordings, batch = self._objective.recordings, self._batches[0]
+        recordings.check(batch)
+        recorded = recordings.product(batch, self._curvature.linearize, self._curvature.kind)
+        if recorded is not None:
+            recorded.load(batch)
+        return recorded
+
     def _sum(self, vector: Tensor) -> Tensor:
+        if self._recorded is not None:
+            return self._recorded(vector)
         parameters = self._objective.parameters
         pieces = parameters.pieces(vector)
         total: Tensor | None = None
         for index, batch in enumerate(self._batches):
-            product = parameters.flatten(self._product_of(index, batch)(pieces))
-            total = product if total is None else total.add_(product)
+            total = parameters.add(total, self._product_of(index, batch)(pieces))
         assert total is not None
         return total
 
@@ -158,17 +193,16 @@ class CurvatureProduct:
     def _fit(self, batches: list[Batch]) -> tuple[list[Batch], bool]:
         """Micro-batches whose graphs fit the memory, and whether all of them fit at once."""
         objective, curvature = self._objective, self._curvature
-        if not curvature.keeps_graphs:
-            return batches, False
         try:
             per_sample = curvature.bytes_per_sample(objective, batches[0])
+        except (CurvatureError, torch.OutOfMemoryError):
+            raise
         except (RuntimeError, NotImplementedError) as problem:
             curvature.fall_back(problem)
+            return self._fit(batches)
+        if not curvature.keeps_graphs:
             return batches, False
-        # A graph also holds Jᵀu itself, n numbers; that of the first is counted as working memory.
-        vector = objective.parameters.numel * objective.parameters.tensors[0].element_size()
-        needed = self.samples * per_sample + (len(batches) - 1) * vector
-        if needed <= objective.activation_memory:
+        if self.samples * per_sample <= objective.activation_memory:
             return batches, True
         size = max(1, int(objective.activation_memory / per_sample))
         return [piece for batch in batches for piece in batch.split(size)], False
@@ -186,9 +220,13 @@ def linearize_outputs(
     transposed: tuple[Tensor | None, ...] = torch.autograd.grad(
         active, parameters, directions, create_graph=True, allow_unused=True
     )
+    # Their places in the graph are enough: the n numbers of Jᵀ0 themselves are let go.
     reached = {
-        i: image for i, image in enumerate(transposed) if image is not None and image.requires_grad
+        i: get_gradient_edge(image)
+        for i, image in enumerate(transposed)
+        if image is not None and image.requires_grad
     }
+    del transposed
 
     def product(pieces: list[Tensor]) -> list[Tensor | None]:
         # v → Jv → H_E Jv → JᵀH_E Jv
@@ -218,28 +256,28 @@ def linearize_outputs(
 
 
 def _gauss_newton(network: Network, batch: Batch) -> BatchProduct:
-    with sdpa_kernel(SDPBackend.MATH):
-        outputs = network.outputs(batch, eager=True)
+    outputs = _outputs(network, batch)
     middle = network.output_hessian(outputs, batch)
-    floating = [z for z in tensors_in(outputs) if z.is_floating_point()]
-    return linearize_outputs(network, floating, middle)
+    return linearize_outputs(network, _floating(outputs), middle)
 
 
 def _fisher(network: Network, batch: Batch) -> BatchProduct:
-    with sdpa_kernel(SDPBackend.MATH):
-        losses = network.sample_losses(batch, eager=True)
-    return linearize_outputs(network, [losses], lambda tangents: tangents)
+    return linearize_outputs(network, [_losses(network, batch)], lambda tangents: tangents)
 
 
 def _hessian(network: Network, batch: Batch) -> BatchProduct:
     parameters = network.parameters.tensors
-    with sdpa_kernel(SDPBackend.MATH):
-        losses = network.sample_losses(batch, eager=True)
+    losses = _losses(network, batch)
     require_graph(losses)
     gradient: tuple[Tensor | None, ...] = torch.autograd.grad(
         losses, parameters, torch.ones_like(losses), create_graph=True, allow_unused=True
     )
-    curved = {i: part for i, part in enumerate(gradient) if part is not None and part.requires_grad}
+    curved = {
+        i: get_gradient_edge(part)
+        for i, part in enumerate(gradient)
+        if part is not None and part.requires_grad
+    }
+    del gradient
 
     def product(pieces: list[Tensor]) -> list[Tensor | None]:
         if not curved:  # linear in the parameters
@@ -255,6 +293,33 @@ def _hessian(network: Network, batch: Batch) -> BatchProduct:
         )
 
     return product
+
+
+def _outputs(network: Network, batch: Batch) -> Tree:
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+        return network.outputs(batch, eager=True)
+
+
+def _losses(network: Network, batch: Batch) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return network.sample_losses(batch, eager=True)
+
+
+def _floating(outputs: Tree) -> list[Tensor]:
+    return [z for z in tensors_in(outputs) if z.is_floating_point()]
+
+
+def _check_loss(network: Network, outputs: Tree, few: Batch, epsilon: float) -> None:
+    """H_E is taken by double backward on both routes, where it has no closed form."""
+    apart = map_tensors(lambda z: z.detach().requires_grad_(z.is_floating_point()), outputs)
+    try:
+        losses = network.losses_of(apart, few, eager=True)
+        check_double_backward([losses], _floating(apart), epsilon)
+    except RuntimeError as problem:
+        raise CurvatureError(
+            f"the loss has no second derivative in the outputs ({first_line(problem)}): write it "
+            "with operations that can be differentiated twice, or use curvature='fisher'"
+        ) from problem
 
 
 _ROUTES: dict[str, tuple[Linearize, Linearize]] = {

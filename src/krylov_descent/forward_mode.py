@@ -1,13 +1,15 @@
 """Curvature products by forward-mode differentiation, for models without a double backward.
 
 The same products as in `curvature`, with a fresh forward pass for each: Jv by `torch.func.jvp`,
-Jᵀw by `torch.func.vjp`, and for the Hessian the forward derivative of the gradient.
+Jᵀw by `torch.func.vjp`, and for the Hessian the gradient of the forward derivative (the forward
+derivative of the gradient would differentiate the backward pass, which is what cannot be done).
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from krylov_descent.batches import Batch, tensors_in
 from krylov_descent.losses import OutputHessian
@@ -22,7 +24,10 @@ def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ JᵀH_E Jv over the batch; about 2.3 gradients a product."""
 
     def outputs(values: Values) -> Values:
-        found = network.call_with(values, network.names, lambda: network.outputs(batch, eager=True))
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward derivative
+            found = network.call_with(
+                values, network.names, lambda: network.outputs(batch, eager=True)
+            )
         return tuple(z for z in tensors_in(found) if z.is_floating_point())
 
     with torch.no_grad():
@@ -46,9 +51,11 @@ def hessian(network: Network, batch: Batch) -> BatchProduct:
         return _losses(network, batch, values).sum()
 
     def product(pieces: list[Tensor]) -> list[Tensor | None]:
-        gradient = torch.func.grad(total)
-        curved = torch.func.jvp(gradient, (_values(network),), (tuple(pieces),))[1]
-        return list(curved)
+        def slope(values: Values) -> Tensor:
+            along: Tensor = torch.func.jvp(total, (values,), (tuple(pieces),))[1]
+            return along
+
+        return list(torch.func.grad(slope)(_values(network)))
 
     return product
 
@@ -67,9 +74,10 @@ def _around(
 
 
 def _losses(network: Network, batch: Batch, values: Values) -> Tensor:
-    losses: Tensor = network.call_with(
-        values, network.names, lambda: network.sample_losses(batch, eager=True)
-    )
+    with sdpa_kernel(SDPBackend.MATH):
+        losses: Tensor = network.call_with(
+            values, network.names, lambda: network.sample_losses(batch, eager=True)
+        )
     return losses
 
 

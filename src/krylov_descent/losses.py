@@ -10,6 +10,7 @@ as loss(outputs, targets); dimension 0 is the batch; outputs may be nested.
 """
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -71,7 +72,9 @@ class SampleLoss:
         if not callable(loss):
             raise TypeError(f"`loss` must be callable as loss(outputs, targets), found {loss!r}")
         function: Any = loss
-        self.module: Any = MODULE_OF_FUNCTION.get(function, lambda: function)()
+        # By identity: a callable object need not have a hash.
+        modules = [module() for known, module in MODULE_OF_FUNCTION.items() if known is function]
+        self.module: Any = modules[0] if modules else function
         named = type(self.module) in (*ELEMENTWISE, *CLASSWISE)
         # With reduction "none" it is a callable like any other, which must give one number each.
         self.known = named and self.module.reduction != "none"
@@ -231,7 +234,6 @@ class SampleLoss:
 
     def _one_by_one(self, outputs: Tree, targets: Tree) -> Tensor:
         """A loss that returns a mean, asked for each sample as a batch of one."""
-
         nest = (outputs, targets)
         columns = tensors_in(nest)
 
@@ -259,7 +261,8 @@ def _check_mean(whole: float, per_sample: Tensor) -> None:
     mean = float(per_sample.double().mean())
     scale = float(per_sample.double().abs().mean())
     tolerance = 1e-3 if per_sample.dtype in (torch.float32, torch.float64) else 3e-2
-    if abs(whole - mean) > tolerance * scale:
+    # NaN and infinity are the step's to report, unless only the samples by themselves have them.
+    if math.isfinite(whole) and not abs(whole - mean) <= tolerance * scale:
         raise LossContractError(
             f"`loss` returned {whole:.6g} for {len(per_sample)} samples, but the mean over the "
             f"samples one by one is {mean:.6g}: it is not a mean over samples. Return one number "

@@ -5,6 +5,7 @@ walks over no data and sums nothing: that is `objective`'s work. Everything that
 inside a batch (the probes, per-sample gradients, curvature) is built on it.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -43,6 +44,7 @@ class Network:
         self.loss = SampleLoss(loss)
         self._forward = forward or _default_forward
         self._ambient: AbstractContextManager[Any] = nullcontext()
+        self.autocast: torch.dtype | None = None  # of the forward pass, where there is one
         self.parameters = FlatParameters.from_groups(_as_groups(self.eager, params))
         self.names = self._names_of(self.parameters)
         self._holder = _Holder(self.eager)
@@ -59,38 +61,43 @@ class Network:
     def algebra(self) -> Iterator[None]:
         """Keep an ambient torch.autocast for the forward pass and away from everything else."""
         kind = self.parameters.device.type
-        self._ambient = torch.autocast(
-            kind,
-            dtype=torch.get_autocast_dtype(kind),
-            enabled=torch.is_autocast_enabled(kind),
-            cache_enabled=False,
-        )
+        dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        self._ambient = torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
+        self.autocast = dtype if enabled else None
         try:
             with torch.autocast(kind, enabled=False):
                 yield
         finally:
-            self._ambient = nullcontext()
+            self._ambient, self.autocast = nullcontext(), None
 
     def outputs(self, batch: Batch, *, eager: bool = False) -> Tree:
         """The model's outputs for a batch, under the caller's autocast."""
-        with self._ambient, _cudnn_for(self.model):
+        with self._ambient, _cudnn_for(self.model), _compiler(off=eager):
             return self._forward(self.eager if eager else self.model, batch.inputs)
 
     def sample_losses(self, batch: Batch, *, eager: bool = False) -> Tensor:
         """nᵢ of a batch [size], part of the autograd graph."""
-        outputs = self.outputs(batch, eager=eager)
-        with self._ambient:
+        return self.losses_of(self.outputs(batch, eager=eager), batch, eager=eager)
+
+    def losses_of(self, outputs: Tree, batch: Batch, *, eager: bool = False) -> Tensor:
+        """nᵢ of a batch [size] for outputs that are there already."""
+        with self._ambient, _compiler(off=eager):
             return self.loss.per_sample(outputs, batch.targets, batch.size)
 
     def output_hessian(self, outputs: Tree, batch: Batch) -> OutputHessian:
         """The loss's Hessian in the outputs, Σ over the batch, as v → H_E v."""
-        with self._ambient:
+        with self._ambient, _compiler(off=True):
             return self.loss.output_hessian(outputs, batch.targets, batch.size)
 
     def call_with(self, values: Sequence[Tensor], names: Sequence[str], function: Call) -> Any:
         """`function()` with the parameters of these names swapped for values, for a while."""
-        swapped = {f"model.{name}": value for name, value in zip(names, values, strict=True)}
-        return torch.func.functional_call(self._holder, swapped, (function,))
+        given = dict(zip(names, values, strict=True))
+        swapped = {
+            f"model.{slot}": given[name] for slot, name in _slots(self.eager) if name in given
+        }
+        # torch's own search for tied weights leaves its values behind in the model when a module
+        # is registered under two names: it would put them back in the wrong order.
+        return torch.func.functional_call(self._holder, swapped, (function,), tie_weights=False)
 
     def gradients(self, losses: Tensor) -> list[Tensor | None]:
         """∂ Σ nᵢ / ∂p for each parameter; None where the losses do not depend on it."""
@@ -123,6 +130,14 @@ class _Holder(nn.Module):
         return function()
 
 
+def _slots(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """(place, name) of each place that holds a parameter; tied weights have several places."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    for prefix, module in model.named_modules():
+        for attribute, p in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
+            yield attribute, names[id(p)]
+
+
 def require_graph(losses: Tensor) -> None:
     """Refuse losses that no trainable parameter has an influence on."""
     if not losses.requires_grad:
@@ -136,6 +151,15 @@ def _cudnn_for(model: nn.Module) -> AbstractContextManager[Any]:
     """CuDNN's recurrent nets have no second derivative, and in eval mode not even a first."""
     if torch.backends.cudnn.enabled and any(isinstance(m, nn.RNNBase) for m in model.modules()):
         return torch.backends.cudnn.flags(enabled=False)
+    return nullcontext()
+
+
+def _compiler(*, off: bool) -> AbstractContextManager[Any]:
+    """Compiled code has no second derivative, wherever it is in the model: a part, the loss."""
+    # Where the compiler was never loaded nothing is compiled; loading it takes seconds.
+    if off and "torch._dynamo" in sys.modules:
+        eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+        return eager
     return nullcontext()
 
 

@@ -22,6 +22,7 @@ from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, Params
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.per_sample import SquaredGradients
+from krylov_descent.recordings import Recordings
 
 CPU_ACTIVATION_MEMORY = 1 << 30
 
@@ -62,6 +63,7 @@ class Objective:
             `activation_memory`, measured on a few samples.
         activation_memory: bytes that activations may take; by default 1 GiB on a CPU and a
             quarter of the free memory on a GPU.
+        cuda_graphs: record repeated work on a GPU and replay it; False to run it as it is.
 
     Cost: a value is one forward pass, a gradient one forward and one backward pass over the
     samples, the squares about one third more for stacks of Linear layers. Memory: activations
@@ -77,12 +79,14 @@ class Objective:
         params: Params | None = None,
         micro_batch: int | None = None,
         activation_memory: int | None = None,
+        cuda_graphs: bool = True,
     ) -> None:
         for name, limit in (("micro_batch", micro_batch), ("activation_memory", activation_memory)):
             if limit is not None and limit < 1:
                 raise ValueError(f"`{name}` must be at least 1, found {limit}")
         self.network = Network(model, loss, forward, params)
         self._squares = SquaredGradients(self.network)
+        self.recordings = Recordings(self.network, cuda_graphs)
         self._micro_batch = micro_batch
         self._activation_memory = activation_memory
         self._findings: probes.Findings | None = None
@@ -96,6 +100,7 @@ class Objective:
         """Look again at which parameters require a gradient and at their weight decay."""
         if self.network.refresh(groups):
             self._findings = None
+            self.recordings.clear()
 
     @property
     def activation_memory(self) -> int:
@@ -138,8 +143,7 @@ class Objective:
         for batch in self.micro_batches(data):
             losses = self.network.sample_losses(batch)
             sums.add(batch, losses)
-            gradient = parameters.flatten(self.network.gradients(losses))
-            total = gradient if total is None else total.add_(gradient)
+            total = parameters.add(total, self.network.gradients(losses))
         return sums.evaluation(total, None)
 
     def value_gradient_and_squares(self, data: Any) -> Evaluation:
@@ -151,12 +155,10 @@ class Objective:
         for batch in self.micro_batches(data):
             losses, gradients, squares = self._squares.of_batch(batch, self.activation_memory)
             sums.add(batch, losses)
-            gradient = parameters.flatten(gradients)
+            total = parameters.add(total, gradients)
             del gradients
-            total = gradient if total is None else total.add_(gradient)
-            flat = parameters.flatten(squares)
+            total_squares = parameters.add(total_squares, squares)
             del squares
-            total_squares = flat if total_squares is None else total_squares.add_(flat)
         return sums.evaluation(total, total_squares)
 
     # Pieces for the other rooms -----------------------------------------------------------
@@ -175,9 +177,10 @@ class Objective:
 
     def probe(self, batch: Batch) -> None:
         """Refuse what is not a mean over samples; look again only when the model changed."""
-        signature = probes.signature(self.network.model)
-        if self._findings is None or self._findings.signature != signature:
+        signature, known = probes.signature(self.network), self._findings
+        if known is None or known.signature != signature or (known.single and batch.size > 1):
             self._squares.forget()
+            self.recordings.clear()
             self._findings = probes.probe(self.network, batch, signature)
 
     @property

@@ -78,25 +78,43 @@ class FlatParameters:
             ]
         )
 
+    def add(self, total: Tensor | None, pieces: Sequence[Tensor | None]) -> Tensor:
+        """The sum of a vector [n] and pieces, in place; a new vector where there is none yet."""
+        if total is None:
+            return self.flatten(pieces)
+        for target, piece in zip(self.pieces(total), pieces, strict=True):
+            if piece is not None:
+                target.add_(piece)
+        return total
+
+    def decay_term(self) -> Tensor:
+        """½ Σ λ‖p‖² at the parameters as they are, summed in float64, still on their device."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for p, decay in zip(self.tensors, self.weight_decay, strict=True):
+            if decay:
+                norm = torch.linalg.vector_norm(p.detach(), dtype=torch.float64)
+                total = total + 0.5 * decay * norm.square()
+        return total
+
     def decay_value(self) -> float:
-        """½ Σ λ‖p‖² at the parameters as they are, summed in float64."""
-        squares = [
-            0.5 * decay * torch.linalg.vector_norm(p.detach(), dtype=torch.float64).square()
-            for p, decay in zip(self.tensors, self.weight_decay, strict=True)
-            if decay
-        ]
-        return float(torch.stack(squares).sum()) if squares else 0.0
+        """½ Σ λ‖p‖² as a number."""
+        return float(self.decay_term()) if any(self.weight_decay) else 0.0
 
     def add_decay(self, result: Tensor, vector: Tensor | None = None) -> None:
         """Add λ ⊙ vector to the result [n], in place; the vector is θ itself where not given."""
-        if not any(self.weight_decay):
-            return
-        pieces = [p.detach() for p in self.tensors] if vector is None else self.pieces(vector)
-        for target, piece, decay in zip(
-            self.pieces(result), pieces, self.weight_decay, strict=True
-        ):
+        decays = set(self.weight_decay)
+        if vector is not None and len(decays) == 1:
+            (decay,) = decays
             if decay:
-                target.add_(piece, alpha=decay)
+                result.add_(vector, alpha=decay)
+            return
+        targets = self.pieces(result)
+        sources = [p.detach() for p in self.tensors] if vector is None else self.pieces(vector)
+        for decay in decays - {0.0}:
+            chosen = [i for i, own in enumerate(self.weight_decay) if own == decay]
+            torch._foreach_add_(
+                [targets[i] for i in chosen], [sources[i] for i in chosen], alpha=decay
+            )
 
     def add_decay_constant(self, diagonal: Tensor) -> None:
         """Add λ to each entry of a diagonal [n], in place."""

@@ -25,8 +25,10 @@ from torch import Tensor, nn
 from krylov_descent.batches import Batch, replace_tensors, tensors_in
 from krylov_descent.losses import first_line
 from krylov_descent.network import Network, require_graph
+from krylov_descent.parameters import SUPPORTED_DTYPES
 
-TRUST_TOLERANCE = 1e-3
+# Under autocast autograd's own gradient is rounded to few digits.
+TRUST_TOLERANCE, COARSE_TOLERANCE = 1e-3, 3e-2
 
 
 @dataclass(slots=True)
@@ -36,6 +38,7 @@ class _LinearCall:
     module: nn.Linear
     inputs: Tensor
     outputs: Tensor
+    version: int  # of the outputs: it changes when an activation is computed in place
     calls: int = 1
 
 
@@ -75,7 +78,7 @@ class SquaredGradients:
             self._decide_trust(losses, candidates, position)
         factored = [call for call in candidates if self._trusted.get(id(call.module))]
 
-        covered = {id(p) for call in factored for p in call.module.parameters()}
+        covered = {id(p) for call in factored for p in (call.module.weight, call.module.bias)}
         rest = [i for i, p in enumerate(parameters) if id(p) not in covered]
         found = torch.autograd.grad(
             losses,
@@ -102,6 +105,7 @@ class SquaredGradients:
     def _may_factor(self, call: _LinearCall, batch: Batch) -> bool:
         return (
             call.calls == 1
+            and call.outputs._version == call.version
             and call.inputs.dim() == 2
             and call.inputs.shape[0] == batch.size
             and call.outputs.requires_grad
@@ -120,6 +124,8 @@ class SquaredGradients:
             losses, tensors, ones, retain_graph=True, allow_unused=True
         )
         for call, delta in zip(candidates, deltas, strict=True):
+            fine = call.outputs.dtype in SUPPORTED_DTYPES
+            tolerance = TRUST_TOLERANCE if fine else COARSE_TOLERANCE
             verdicts = []
             for p, gradient, _ in _factored(call, delta):
                 if id(p) in position:
@@ -128,7 +134,7 @@ class SquaredGradients:
                     size = float(truth.norm())
                     error = float((truth - gradient).norm())
                     # A gradient of zero proves nothing: decide on a later batch.
-                    verdicts.append(error <= TRUST_TOLERANCE * size if size or error else None)
+                    verdicts.append(error <= tolerance * size if size or error else None)
             if all(verdict is not None for verdict in verdicts):
                 self._trusted[id(call.module)] = all(verdicts)
 
@@ -166,13 +172,14 @@ class SquaredGradients:
         gradient = torch.vmap(torch.func.grad(loss_of_one), in_dims=(None, *(0 for _ in columns)))
         squares = [torch.zeros_like(tensor) for tensor in tensors]
         chunk = max(1, memory // sum(tensor.nbytes for tensor in tensors))
-        with warnings.catch_warnings():
+        # No graph towards the parameters that are not swapped; torch.func.grad makes its own.
+        with torch.no_grad(), warnings.catch_warnings():
             # An operation without a batching rule is looped over inside: slower, not wrong.
             warnings.filterwarnings("ignore", message=".*performance drop.*")
             for start in range(0, batch.size, chunk):
                 rows = gradient(tensors, *(column[start : start + chunk] for column in columns))
                 for square, row in zip(squares, rows, strict=True):
-                    square.add_(row.square_().sum(0))
+                    square.add_(row.square().sum(0))
         return squares
 
     def _one_by_one(self, batch: Batch, rest: list[int]) -> list[Tensor]:
@@ -196,7 +203,7 @@ def _recorded_linear_calls(model: nn.Module) -> Iterator[dict[int, _LinearCall]]
         if id(module) in calls:
             calls[id(module)].calls += 1
         elif isinstance(module, nn.Linear) and args:
-            calls[id(module)] = _LinearCall(module, args[0].detach(), output)
+            calls[id(module)] = _LinearCall(module, args[0].detach(), output, output._version)
 
     handles = [
         module.register_forward_hook(record)

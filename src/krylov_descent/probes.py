@@ -10,9 +10,10 @@ The same few samples tell how much memory a sample's activations take, in what a
 forward pass is done, and whether it differentiates by itself.
 """
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -37,20 +38,29 @@ class Findings:
 
     Attributes:
         signature: the modules and flags it holds for.
+        single: there was one sample only, so nothing is known about mixing yet.
         forward_differentiates: the forward pass needs grad mode (a physics-informed net).
         epsilon: machine epsilon of the coarsest arithmetic in the forward pass.
         bytes_per_sample: activations kept for one backward pass, per sample.
     """
 
     signature: Signature
+    single: bool
     forward_differentiates: bool
     epsilon: float
     bytes_per_sample: float
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The copy of a model is another model: without a signature it will be probed anew.
+        rest = [getattr(self, field.name) for field in fields(self)[1:]]
+        return Findings, ((), *rest)
 
-def signature(model: nn.Module) -> Signature:
-    """Changes when a module is replaced or a `training` flag is switched."""
-    return tuple((id(module), module.training) for module in model.modules())
+
+def signature(network: Network) -> Signature:
+    """Changes when a module is replaced, or a `training` flag or autocast is switched."""
+    # By weak reference: the id of a module that is gone may be given to its successor.
+    modules = tuple((weakref.ref(module), module.training) for module in network.model.modules())
+    return network.autocast, modules
 
 
 def probe(network: Network, batch: Batch, model_signature: Signature) -> Findings:
@@ -73,18 +83,23 @@ def probe(network: Network, batch: Batch, model_signature: Signature) -> Finding
             if few.size > 1:
                 _check_halves(network, few, whole, epsilon)
         bytes_per_sample = activation_bytes(network, few)
-    return Findings(model_signature, differentiates, epsilon, bytes_per_sample)
+    return Findings(model_signature, few.size == 1, differentiates, epsilon, bytes_per_sample)
 
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Put every buffer back as it was, bit for bit."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    before = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, copy in before:
+            for module, name, buffer, copy in before:
+                setattr(module, name, buffer)  # the forward may have put another in its place
                 buffer.copy_(copy)
 
 
@@ -121,9 +136,14 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         return sum(self._sizes.values())
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._parameters:
-            self._sizes[storage.data_ptr()] = storage.nbytes()
+        try:
+            storage = tensor.untyped_storage()
+            address, size = storage.data_ptr(), storage.nbytes()
+        except RuntimeError:
+            # Inside the transforms of torch.func a tensor shows no storage: each counts by itself.
+            address, size = -len(self._sizes) - 1, tensor.nbytes
+        if address not in self._parameters:
+            self._sizes[address] = size
         return tensor
 
 

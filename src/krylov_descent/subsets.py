@@ -19,8 +19,10 @@ from krylov_descent.batches import Batch, InMemory, Samples, join
 Size = int | float | Literal["auto", "paper"]
 # Below this a tenth of the samples is too few to say anything about curvature.
 SMALLEST_AUTOMATIC = 1000
-# A stream is over before its length is known, so more than the wanted fraction is held back.
-STREAM_SLACK = 1.25
+# A stream is over before its length is known, so more is held back than is wanted so far: a
+# larger fraction of what flows by, and some samples more. How many keys lie below 1.25 times the
+# fraction falls behind the number wanted by more than s with probability exp(-0.46 s), ever.
+STREAM_SLACK, STREAM_MARGIN = 1.25, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def _is_size(size: object) -> bool:
 
 def draw(
     samples: Samples, sizes: SubsetSizes, generator: torch.Generator
-) -> tuple[Samples, Samples]:
+) -> tuple[InMemory, InMemory]:
     """B and C from samples that are indexed; disjoint where both fit, else as far as possible."""
     total = len(samples)
     wanted_b, wanted_c = sizes.of(total)
@@ -118,7 +120,7 @@ def draw(
     return curvature, _select(samples, order[total - wanted_c :])
 
 
-def _select(samples: Samples, indices: Tensor) -> Samples:
+def _select(samples: Samples, indices: Tensor) -> InMemory:
     if isinstance(samples, InMemory) and len(indices) == len(samples):
         return samples  # all of them: no copy
     return samples.select(indices)
@@ -145,7 +147,7 @@ class Reservoir(Samples):
                 self._kept.append((keys, batch))
                 self._prune()
 
-    def draw(self) -> tuple[Samples, Samples]:
+    def draw(self) -> tuple[InMemory, InMemory]:
         """B and C, disjoint where both fit."""
         wanted_b, wanted_c = self._sizes.of(self._seen)
         keys = torch.cat([keys for keys, _ in self._kept])
@@ -163,10 +165,12 @@ class Reservoir(Samples):
 
         At the end the m(N) smallest keys are wanted, with m growing in N at most in proportion.
         So a key stays when it is among the m(seen) smallest, or below the fraction m(N)/N itself,
-        with some slack for chance.
+        with some slack for chance where m grows.
         """
         held = sum(len(keys) for keys, _ in self._kept)
         wanted = self._sizes.wanted_of_stream(self._seen)
+        if self._sizes.fraction:
+            wanted += STREAM_MARGIN
         if held <= 2 * wanted:
             return
         keys = torch.cat([keys for keys, _ in self._kept])

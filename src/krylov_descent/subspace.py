@@ -60,7 +60,6 @@ def krylov_basis(
         solve: v → D⁻¹v.
         gradient: g [n], finite and not zero.
         previous_step: d_prev [n], which joins as the last direction; None on the first step.
-            Overwritten.
         dimension: K, the dimension of the Krylov part.
 
     With a good preconditioner D⁻¹H is near the identity and a new direction may vanish. Then the
@@ -72,27 +71,39 @@ def krylov_basis(
     """
     size = gradient.numel()
     krylov = min(dimension, size)
-    slots = krylov + (previous_step is not None)
+    joined = previous_step is not None
+    slots = krylov + joined
     basis = gradient.new_zeros(slots, size)
     curvature = torch.zeros(slots, slots, dtype=gradient.dtype, device=gradient.device)
+    if previous_step is not None:
+        # It waits in its slot, which takes no memory of its own; H̄ below the diagonal, all that is
+        # read in the end, does not see it there.
+        basis[krylov] = previous_step
+        del previous_step
+
+    def curved(k: int) -> Tensor:
+        """w = Hv_k; on the way the row wᵀV of H̄."""
+        w = product(basis[k])
+        curvature[k] = basis @ w
+        return w
+
+    def vanished(k: int) -> bool:
+        # Reading a number costs a GPU a stop, and a CPU nothing.
+        return not basis.is_cuda and not bool(basis[k].any())
 
     first = solve(gradient)
     basis[0] = first / first.norm()
     del first
-    last = krylov - 1
-    for k in range(krylov):
-        w = product(basis[k])
-        curvature[k] = basis @ w
-        if k == last:
+    for k in range(1, krylov):
+        basis[k] = _new_direction(basis[:k], solve(curved(k - 1)))
+        if vanished(k):
             break
-        basis[k + 1] = _new_direction(basis[: k + 1], solve(w))
-        # Reading a number costs a GPU a stop, and a CPU nothing.
-        if not basis.is_cuda and not bool(basis[k + 1].any()):
-            break
-    if previous_step is not None:
-        basis[krylov] = _new_direction(basis[:krylov], previous_step)
-        if basis.is_cuda or bool(basis[krylov].any()):
-            curvature[krylov] = basis @ product(basis[krylov])
+    else:
+        curved(krylov - 1)
+    if joined:
+        basis[krylov] = _new_direction(basis[:krylov], basis[krylov])
+        if not vanished(krylov):
+            curved(krylov)
     return _cut(basis, curvature)
 
 
@@ -111,12 +122,16 @@ def _new_direction(basis: Tensor, u: Tensor) -> Tensor:
 
 
 def _cut(basis: Tensor, curvature: Tensor) -> Subspace:
-    """Leave out the zero rows; the lower triangle of H̄ is the whole of it."""
-    kept = basis.any(dim=1).cpu()
+    """Leave out the zero rows, in place; the lower triangle of H̄ is the whole of it."""
+    # Not any(dim=1), which makes a boolean copy of the whole basis: (K + 1)/4 vectors.
+    kept = (torch.linalg.vector_norm(basis, dim=1) != 0).cpu()
     lower = curvature.to("cpu", torch.float64)[kept][:, kept].tril()
     symmetric = lower + lower.tril(-1).t()
-    whole = bool(kept.all())
-    return Subspace(basis if whole else basis[kept.to(basis.device)], symmetric)
+    rows = kept.nonzero()[:, 0].tolist()
+    for slot, row in enumerate(rows):
+        if slot != row:
+            basis[slot] = basis[row]
+    return Subspace(basis[: len(rows)], symmetric)
 
 
 class Coordinates:
@@ -131,8 +146,10 @@ class Coordinates:
 
     def __init__(self, curvature: Tensor, epsilon: float) -> None:
         self.ritz_values, vectors = torch.linalg.eigh(curvature)
-        largest = float(self.ritz_values[-1])
-        scale = largest if largest > 0 else float(self.ritz_values.abs().max())
+        largest, size = float(self.ritz_values[-1]), float(self.ritz_values.abs().max())
+        # An eigenvalue of zero is found as rounding of either sign, which must not set the floor.
+        rounding = len(curvature) * torch.finfo(curvature.dtype).eps * size
+        scale = largest if largest > rounding else size
         if scale == 0:
             floored = torch.ones_like(self.ritz_values)
         else:

@@ -6,13 +6,14 @@ depends on float64, float32, tf32 or bfloat16, on the model and on the number of
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from krylov_descent.batches import Samples
 from krylov_descent.noise import noise_of_sum
 from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.repeated import RepeatedObjective
 from krylov_descent.subspace import Coordinates, Subspace
 
 NOISE_POINTS = 4
@@ -25,7 +26,7 @@ class SubspaceObjective:
 
     Args:
         objective: f.
-        data: the set C, in memory.
+        samples: the set C.
         theta: θ [n], an exact copy.
         subspace: V.
         coordinates: C of Ĥ = CCᵀ.
@@ -34,12 +35,13 @@ class SubspaceObjective:
     def __init__(
         self,
         objective: Objective,
-        data: Any,
+        samples: Samples,
         theta: Tensor,
         subspace: Subspace,
         coordinates: Coordinates,
     ) -> None:
-        self._objective, self.data, self._theta = objective, data, theta
+        self._objective, self._theta = objective, theta
+        self._on_samples = RepeatedObjective(objective, samples)
         self._subspace, self._coordinates = subspace, coordinates
         self.samples_seen = 0
 
@@ -55,7 +57,7 @@ class SubspaceObjective:
     def evaluate(self, a: Tensor) -> Evaluation:
         """Value and gradient [n] at a."""
         self._move(a)
-        found = self._objective.value_and_gradient(self.data)
+        found = self._on_samples.value_and_gradient()
         self.samples_seen += found.samples
         return found
 
@@ -76,13 +78,17 @@ class SubspaceObjective:
         rows = []
         for k in range(NOISE_POINTS):
             self._move(gradient * (-k * spacing))
-            rows.append(self._objective.losses(self.data))
+            rows.append(self._on_samples.losses())
             self.samples_seen += rows[-1].numel()
         values = torch.stack(rows)
         if not bool(values.isfinite().all()):
             # No neighbourhood to look at; rounding of the last operation is the least there is.
             return epsilon * abs(start.value) / math.sqrt(start.samples)
         return noise_of_sum(values) / start.normaliser
+
+    def value(self) -> float:
+        """f_C at the parameters as they are."""
+        return self._objective.value(self._on_samples.samples)
 
     def _move(self, a: Tensor) -> None:
         self._objective.parameters.assign(self._theta + self.direction(a))

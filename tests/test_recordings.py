@@ -1,0 +1,119 @@
+"""Recorded products and evaluations give the numbers of those that are not recorded."""
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from krylov_descent import KSD, HessianFree, Objective
+from krylov_descent.curvature import Curvature, CurvatureKind
+
+pytestmark = pytest.mark.gpu
+
+
+def small_net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    return net.to("cuda", dtype)
+
+
+def samples(count: int = 64, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randn(count, 6, generator=generator).to("cuda", dtype)
+    targets = torch.randint(0, 3, (count,), generator=generator).cuda()
+    return inputs, targets
+
+
+@pytest.mark.parametrize("kind", ["gauss-newton", "hessian", "fisher"])
+def test_recorded_products_equal_plain_ones_at_every_step(kind: CurvatureKind) -> None:
+    net, data = small_net(torch.float64), samples(dtype=torch.float64)
+    objectives = [
+        Objective(net, nn.CrossEntropyLoss(), cuda_graphs=recorded) for recorded in (True, False)
+    ]
+    vector = torch.randn(objectives[0].parameters.numel, dtype=torch.float64, device="cuda")
+    for _ in range(3):  # recorded at the first, replayed at the others
+        found = [Curvature(kind).at(objective, data)(vector) for objective in objectives]
+        assert torch.allclose(found[0], found[1], rtol=1e-12, atol=1e-14)
+        with torch.no_grad():
+            for p in net.parameters():
+                p.add_(0.1 * torch.randn_like(p))
+
+
+@pytest.mark.parametrize("method", [KSD, HessianFree])
+def test_a_recorded_run_is_the_plain_run(method: Callable[..., KSD | HessianFree]) -> None:
+    data = samples(200, torch.float64)
+    losses = []
+    for recorded in (True, False):
+        optimizer = method(small_net(torch.float64), nn.CrossEntropyLoss(), cuda_graphs=recorded)
+        losses.append([optimizer.step(data).loss for _ in range(6)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+def test_a_changed_number_in_the_forward_pass_is_seen() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.scale = small_net(torch.float64), 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.scale * self.net(x)
+            return result
+
+    model, data = Scaled(), samples(dtype=torch.float64)
+    recorded = Objective(model, nn.CrossEntropyLoss())
+    plain = Objective(model, nn.CrossEntropyLoss(), cuda_graphs=False)
+    vector = torch.ones(plain.parameters.numel, dtype=torch.float64, device="cuda")
+    curvature = Curvature()
+    curvature.at(recorded, data)(vector)
+    model.scale = 2.0
+    found = curvature.at(recorded, data)(vector)
+    assert torch.allclose(found, Curvature().at(plain, data)(vector), rtol=1e-10)
+
+
+def test_parameters_that_moved_elsewhere_are_seen() -> None:
+    net, data = small_net(torch.float64), samples(dtype=torch.float64)
+    optimizer = KSD(net, nn.CrossEntropyLoss())
+    optimizer.step(data)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.data = p.data.clone()
+    plain = Objective(net, nn.CrossEntropyLoss(), cuda_graphs=False)
+    expected = plain.value(data)
+    assert optimizer.step(data).loss == pytest.approx(expected, rel=1e-12)
+    assert optimizer.step(data).status.moved
+
+
+def test_a_model_that_reads_numbers_on_the_host_runs_without() -> None:
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small_net(torch.float64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.net(x) * (1.0 + 0.0 * float(x.detach().sum()))
+            return result
+
+    optimizer = KSD(Reading(), nn.CrossEntropyLoss(), preconditioner="identity")
+    with pytest.warns(UserWarning, match="cannot be recorded"):
+        first = optimizer.step(samples(dtype=torch.float64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = optimizer.step(samples(dtype=torch.float64))
+    assert first.status.moved
+    assert second.loss < first.loss
+
+
+def test_other_sizes_are_recorded_anew() -> None:
+    optimizer = KSD(small_net(torch.float64), nn.CrossEntropyLoss())
+    inputs, targets = samples(dtype=torch.float64)
+    losses = [optimizer.step((inputs[:n], targets[:n])).loss for n in (64, 48, 64)]
+    assert losses[2] < losses[0]
+
+
+def test_unused_graphs_are_not_recorded_for_large_models() -> None:
+    large = nn.Linear(4096, 4200, device="cuda")
+    assert not Objective(large, nn.MSELoss()).recordings.possible
+    assert Objective(small_net(), nn.MSELoss()).recordings.possible
+    assert not Objective(small_net(), nn.MSELoss(), cuda_graphs=False).recordings.possible
