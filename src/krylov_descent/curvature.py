@@ -19,15 +19,14 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from krylov_descent import forward_mode
-from krylov_descent.batches import Batch, Tree, map_tensors, tensors_in
+from krylov_descent import double_backward, forward_mode
+from krylov_descent.batches import Batch, Tree, map_tensors
 from krylov_descent.derivative_checks import check_double_backward, check_symmetric
+from krylov_descent.double_backward import floating, losses_of, outputs_of
 from krylov_descent.forward_mode import BatchProduct
-from krylov_descent.losses import OutputHessian, first_line
-from krylov_descent.network import Network, require_graph
+from krylov_descent.losses import first_line
+from krylov_descent.network import Network
 from krylov_descent.objective import Objective
 from krylov_descent.probes import PROBE_SAMPLES, Findings, SavedBytes
 from krylov_descent.recordings import RecordedProduct
@@ -108,11 +107,11 @@ class Curvature:
             if self.kind == "hessian":
                 check_symmetric(self.linearize(network, few), parameters, epsilon)
         elif self.kind == "gauss-newton":
-            outputs = _outputs(network, few)
+            outputs = outputs_of(network, few)
             _check_loss(network, outputs, few, epsilon)
-            check_double_backward(_floating(outputs), parameters, epsilon)
+            check_double_backward(floating(outputs), parameters, epsilon)
         else:
-            check_double_backward([_losses(network, few)], parameters, epsilon)
+            check_double_backward([losses_of(network, few)], parameters, epsilon)
 
 
 class CurvatureProduct:
@@ -208,113 +207,12 @@ class CurvatureProduct:
         return [piece for batch in batches for piece in batch.split(size)], False
 
 
-def linearize_outputs(
-    network: Network, outputs: list[Tensor], middle: OutputHessian
-) -> BatchProduct:
-    """v → Jᵀ(middle(Jv)) for outputs in the autograd graph of the parameters."""
-    parameters = network.parameters.tensors
-    active = [z for z in outputs if z.requires_grad]
-    if not active:
-        require_graph(outputs[0])
-    directions = [torch.zeros_like(z, requires_grad=True) for z in active]
-    transposed: tuple[Tensor | None, ...] = torch.autograd.grad(
-        active, parameters, directions, create_graph=True, allow_unused=True
-    )
-    # Their places in the graph are enough: the n numbers of Jᵀ0 themselves are let go.
-    reached = {
-        i: get_gradient_edge(image)
-        for i, image in enumerate(transposed)
-        if image is not None and image.requires_grad
-    }
-    del transposed
-
-    def product(pieces: list[Tensor]) -> list[Tensor | None]:
-        # v → Jv → H_E Jv → JᵀH_E Jv
-        moved = iter(
-            torch.autograd.grad(
-                list(reached.values()),
-                directions,
-                [pieces[i] for i in reached],
-                retain_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-        )
-        tangents = [next(moved) if z.requires_grad else torch.zeros_like(z) for z in outputs]
-        curved = middle(tangents)
-        return list(
-            torch.autograd.grad(
-                active,
-                parameters,
-                [c for c, z in zip(curved, outputs, strict=True) if z.requires_grad],
-                retain_graph=True,
-                allow_unused=True,
-            )
-        )
-
-    return product
-
-
-def _gauss_newton(network: Network, batch: Batch) -> BatchProduct:
-    outputs = _outputs(network, batch)
-    middle = network.output_hessian(outputs, batch)
-    return linearize_outputs(network, _floating(outputs), middle)
-
-
-def _fisher(network: Network, batch: Batch) -> BatchProduct:
-    return linearize_outputs(network, [_losses(network, batch)], lambda tangents: tangents)
-
-
-def _hessian(network: Network, batch: Batch) -> BatchProduct:
-    parameters = network.parameters.tensors
-    losses = _losses(network, batch)
-    require_graph(losses)
-    gradient: tuple[Tensor | None, ...] = torch.autograd.grad(
-        losses, parameters, torch.ones_like(losses), create_graph=True, allow_unused=True
-    )
-    curved = {
-        i: get_gradient_edge(part)
-        for i, part in enumerate(gradient)
-        if part is not None and part.requires_grad
-    }
-    del gradient
-
-    def product(pieces: list[Tensor]) -> list[Tensor | None]:
-        if not curved:  # linear in the parameters
-            return [None] * len(parameters)
-        return list(
-            torch.autograd.grad(
-                list(curved.values()),
-                parameters,
-                [pieces[i] for i in curved],
-                retain_graph=True,
-                allow_unused=True,
-            )
-        )
-
-    return product
-
-
-def _outputs(network: Network, batch: Batch) -> Tree:
-    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
-        return network.outputs(batch, eager=True)
-
-
-def _losses(network: Network, batch: Batch) -> Tensor:
-    with sdpa_kernel(SDPBackend.MATH):
-        return network.sample_losses(batch, eager=True)
-
-
-def _floating(outputs: Tree) -> list[Tensor]:
-    return [z for z in tensors_in(outputs) if z.is_floating_point()]
-
-
 def _check_loss(network: Network, outputs: Tree, few: Batch, epsilon: float) -> None:
     """H_E is taken by double backward on both routes, where it has no closed form."""
     apart = map_tensors(lambda z: z.detach().requires_grad_(z.is_floating_point()), outputs)
     try:
         losses = network.losses_of(apart, few, eager=True)
-        check_double_backward([losses], _floating(apart), epsilon)
+        check_double_backward([losses], floating(apart), epsilon)
     except RuntimeError as problem:
         raise CurvatureError(
             f"the loss has no second derivative in the outputs ({first_line(problem)}): write it "
@@ -323,7 +221,7 @@ def _check_loss(network: Network, outputs: Tree, few: Batch, epsilon: float) -> 
 
 
 _ROUTES: dict[str, tuple[Linearize, Linearize]] = {
-    "gauss-newton": (_gauss_newton, forward_mode.gauss_newton),
-    "hessian": (_hessian, forward_mode.hessian),
-    "fisher": (_fisher, forward_mode.fisher),
+    "gauss-newton": (double_backward.gauss_newton, forward_mode.gauss_newton),
+    "hessian": (double_backward.hessian, forward_mode.hessian),
+    "fisher": (double_backward.fisher, forward_mode.fisher),
 }

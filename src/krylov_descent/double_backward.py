@@ -1,0 +1,122 @@
+"""Curvature products by double backward: the graph is built once and used for every product.
+
+Jᵀu is a backward pass, linear in u. Its own graph is kept, and a backward pass through that,
+towards u, is Jv. Neither needs the forward pass again.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from krylov_descent.batches import Batch, Tree, tensors_in
+from krylov_descent.forward_mode import BatchProduct
+from krylov_descent.losses import OutputHessian
+from krylov_descent.network import Network, require_graph
+
+
+def linearize_outputs(
+    network: Network, outputs: list[Tensor], middle: OutputHessian
+) -> BatchProduct:
+    """v → Jᵀ(middle(Jv)) for outputs in the autograd graph of the parameters."""
+    parameters = network.parameters.tensors
+    active = [z for z in outputs if z.requires_grad]
+    if not active:
+        require_graph(outputs[0])
+    directions = [torch.zeros_like(z, requires_grad=True) for z in active]
+    transposed: tuple[Tensor | None, ...] = torch.autograd.grad(
+        active, parameters, directions, create_graph=True, allow_unused=True
+    )
+    # Their places in the graph are enough: the n numbers of Jᵀ0 themselves are let go.
+    reached = {
+        i: get_gradient_edge(image)
+        for i, image in enumerate(transposed)
+        if image is not None and image.requires_grad
+    }
+    del transposed
+
+    def product(pieces: list[Tensor]) -> list[Tensor | None]:
+        # v → Jv → H_E Jv → JᵀH_E Jv
+        moved = iter(
+            torch.autograd.grad(
+                list(reached.values()),
+                directions,
+                [pieces[i] for i in reached],
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        )
+        tangents = [next(moved) if z.requires_grad else torch.zeros_like(z) for z in outputs]
+        curved = middle(tangents)
+        return list(
+            torch.autograd.grad(
+                active,
+                parameters,
+                [c for c, z in zip(curved, outputs, strict=True) if z.requires_grad],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        )
+
+    return product
+
+
+def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
+    """v → Σ JᵀH_E Jv over the batch; about 4/3 of a gradient a product."""
+    outputs = outputs_of(network, batch)
+    middle = network.output_hessian(outputs, batch)
+    return linearize_outputs(network, floating(outputs), middle)
+
+
+def fisher(network: Network, batch: Batch) -> BatchProduct:
+    """v → Σ gᵢgᵢᵀv over the batch: Gauss-Newton of the per-sample losses with H_E = I."""
+    return linearize_outputs(network, [losses_of(network, batch)], lambda tangents: tangents)
+
+
+def hessian(network: Network, batch: Batch) -> BatchProduct:
+    """v → Σ ∂²nᵢ v over the batch: the derivative of the gradient along v (Pearlmutter)."""
+    parameters = network.parameters.tensors
+    losses = losses_of(network, batch)
+    require_graph(losses)
+    gradient: tuple[Tensor | None, ...] = torch.autograd.grad(
+        losses, parameters, torch.ones_like(losses), create_graph=True, allow_unused=True
+    )
+    curved = {
+        i: get_gradient_edge(part)
+        for i, part in enumerate(gradient)
+        if part is not None and part.requires_grad
+    }
+    del gradient
+
+    def product(pieces: list[Tensor]) -> list[Tensor | None]:
+        if not curved:  # linear in the parameters
+            return [None] * len(parameters)
+        return list(
+            torch.autograd.grad(
+                list(curved.values()),
+                parameters,
+                [pieces[i] for i in curved],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        )
+
+    return product
+
+
+def outputs_of(network: Network, batch: Batch) -> Tree:
+    """The outputs of a batch, with a graph that can be differentiated twice."""
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+        return network.outputs(batch, eager=True)
+
+
+def losses_of(network: Network, batch: Batch) -> Tensor:
+    """The per-sample losses of a batch, with a graph that can be differentiated twice."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return network.sample_losses(batch, eager=True)
+
+
+def floating(outputs: Tree) -> list[Tensor]:
+    """The output tensors that can have a derivative."""
+    return [z for z in tensors_in(outputs) if z.is_floating_point()]

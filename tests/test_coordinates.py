@@ -1,0 +1,123 @@
+"""The coordinates of a subspace against NumPy: V̄ᵀĤV̄ = I for curvature of any sign.
+
+Algorithm 3, lines 7 to 9: eigenvalues floored to ε times the largest, Ĥ = CCᵀ, V̄ = VC⁻ᵀ.
+"""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from krylov_descent.subspace import Coordinates
+from tests.matrices import numbers, symmetric
+
+
+def floored_by_numpy(curvature: Tensor, epsilon: float) -> np.ndarray:
+    """Ĥ, formed: Algorithm 3, line 7."""
+    values, vectors = np.linalg.eigh(curvature.numpy())
+    if not values.any():
+        return np.eye(len(values))
+    positive = values.max() > 1e-12 * np.abs(values).max()  # not a zero with its rounding
+    scale = values.max() if positive else np.abs(values).max()
+    result: np.ndarray = vectors @ np.diag(np.maximum(values, epsilon * scale)) @ vectors.T
+    return result
+
+
+def inverse_transposed_factor(coordinates: Coordinates, rank: int) -> Tensor:
+    """C⁻ᵀ, column by column."""
+    eye = torch.eye(rank, dtype=torch.float64)
+    return torch.stack([coordinates.to_basis(row) for row in eye], dim=1)
+
+
+def check_coordinates(curvature: Tensor, epsilon: float, tolerance: float = 1e-9) -> None:
+    rank = len(curvature)
+    coordinates = Coordinates(curvature, epsilon)
+    V_bar = inverse_transposed_factor(coordinates, rank).numpy()
+    # V̄ᵀĤV̄ = I.
+    identity = V_bar.T @ floored_by_numpy(curvature, epsilon) @ V_bar
+    np.testing.assert_allclose(identity, np.eye(rank), rtol=0, atol=tolerance)
+    # The gradient in the coordinates is V̄ᵀ times the gradient in the basis.
+    gradient = numbers(rank, seed=9)
+    expected = V_bar.T @ gradient.numpy()
+    found = coordinates.from_gradient(gradient).numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    "eigenvalues",
+    [
+        [1.0, 2.0, 5.0],
+        [1e-9, 1.0, 5.0],  # floored
+        [0.0, 0.0, 5.0],
+        [-3.0, 0.01, 5.0],  # indefinite
+        [-300.0, -1.0, 1e-3],  # the largest decides, not the largest in size
+        [-3.0, -2.0, -1.0],  # negative definite
+        [-3.0, 0.0, 0.0],  # the largest is zero, the matrix is not
+        [0.0, 0.0, 0.0],
+        [7.0],
+        [-7.0],
+        [0.0],
+        [1e-200, 1e-201],
+        [1e200, 1e190],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("epsilon", [1e-4, 1e-2])
+def test_curvature_is_the_identity_in_the_coordinates(
+    eigenvalues: list[float], epsilon: float
+) -> None:
+    check_coordinates(symmetric(torch.tensor(eigenvalues, dtype=torch.float64)), epsilon)
+
+
+@pytest.mark.parametrize(
+    ("eigenvalues", "floored"),
+    [
+        ([1e-9, 1.0, 4.0], [4e-4, 1.0, 4.0]),
+        ([-50.0, 1.0, 4.0], [4e-4, 1.0, 4.0]),
+        ([-4.0, -3.0, -1.0], [4e-4, 4e-4, 4e-4]),
+        ([-4.0, -3.0, 0.0], [4e-4, 4e-4, 4e-4]),
+        ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0]),
+    ],
+)
+def test_eigenvalues_are_floored_to_epsilon_times_the_largest(
+    eigenvalues: list[float], floored: list[float]
+) -> None:
+    H = torch.diag(torch.tensor(eigenvalues, dtype=torch.float64))
+    coordinates = Coordinates(H, 1e-4)
+    # A diagonal Ĥ has C = √Ĥ, so C⁻ᵀ must be 1/√λ.
+    factor = inverse_transposed_factor(coordinates, 3)
+    expected = torch.diag(torch.tensor(floored, dtype=torch.float64) ** -0.5)
+    torch.testing.assert_close(factor, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rounding_of_a_zero_eigenvalue_does_not_set_the_floor(seed: int) -> None:
+    negative = symmetric(torch.tensor([-4.0, 0.0, 0.0]), seed)
+    factor = inverse_transposed_factor(Coordinates((negative + negative.t()) / 2, 1e-4), 3)
+    # Ĥ = 4e-4·I whatever the eigenbasis.
+    torch.testing.assert_close(factor @ factor.t(), torch.eye(3).double() / 4e-4)
+
+
+def test_ritz_values_are_the_eigenvalues_before_flooring() -> None:
+    eigenvalues = torch.tensor([-3.0, 1e-9, 2.0], dtype=torch.float64)
+    found = Coordinates(symmetric(eigenvalues), 1e-4).ritz_values
+    torch.testing.assert_close(found, eigenvalues, rtol=0, atol=1e-13)
+
+
+@given(
+    eigenvalues=st.lists(
+        st.one_of(st.just(0.0), st.floats(1e-2, 1e4), st.floats(-1e4, -1e-2)),
+        min_size=1,
+        max_size=21,
+    ),
+    epsilon=st.floats(1e-6, 0.5),
+    seed=st.integers(0, 1000),
+)
+def test_any_symmetric_curvature_has_coordinates(
+    eigenvalues: list[float], epsilon: float, seed: int
+) -> None:
+    curvature = symmetric(torch.tensor(eigenvalues, dtype=torch.float64), seed)
+    curvature = (curvature + curvature.t()) / 2
+    check_coordinates(curvature, epsilon, tolerance=1e-8)
