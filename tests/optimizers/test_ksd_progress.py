@@ -1,0 +1,174 @@
+"""KSD goes down, whatever the model, curvature, preconditioner and shapes."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from krylov_descent import KSD, FisherDiagonal, Identity, Status
+from krylov_descent.curvature import CurvatureKind
+from krylov_descent.objective import Evaluation, Objective
+from tests import dense
+from tests.problems import Problem, make, physics_informed
+
+CURVATURES: list[CurvatureKind] = ["gauss-newton", "hessian", "fisher"]
+PRECONDITIONERS = ["fisher-diagonal", "identity"]
+
+# Progress ------------------------------------------------------------------------------------
+
+NETWORKS = [
+    ("mlp", "cross-entropy"),
+    ("frozen", "logistic"),
+    ("conv", "weighted-cross-entropy"),
+    ("embedding", "huber"),
+    ("layernorm", "poisson"),
+    ("lstm", "mse"),
+    ("sequence", "cross-entropy"),
+    ("attention", "probabilities"),
+    ("tied", "mse-sum"),
+    ("called-twice", "mean"),
+    ("nested", "per-sample"),
+]
+
+
+# A recurrent net and a forward that differentiates do not go through vmap, and say so.
+SLOW_SQUARES = "ignore:the squared per-sample gradients:UserWarning"
+
+
+def check_progress(problem: Problem, **choices: Any) -> None:
+    """Four steps with weight decay, which keeps the minimum finite; values by dense references."""
+
+    def value() -> float:
+        return dense.value(problem) + 0.5 * 0.01 * float(dense.point(problem).square().sum())
+
+    optimizer = KSD(problem.model, problem.loss, dimension=3, weight_decay=0.01, **choices)
+    before = value()
+    for _ in range(4):
+        result = optimizer.step(problem.data)
+        assert result.status is Status.MOVED
+        assert result.products == result.rank
+        assert result.loss == result.loss_before == pytest.approx(before, rel=1e-12)
+        before = value()
+        assert result.loss_after == pytest.approx(before, rel=1e-12)
+        assert result.loss_after < result.loss_before
+
+
+@pytest.mark.filterwarnings(SLOW_SQUARES)
+@pytest.mark.parametrize(("model", "loss"), NETWORKS)
+def test_the_loss_goes_down_at_every_step(model: str, loss: str) -> None:
+    check_progress(make(model, loss))
+
+
+@pytest.mark.filterwarnings(SLOW_SQUARES)
+def test_the_loss_of_a_physics_informed_net_goes_down() -> None:
+    check_progress(physics_informed())
+
+
+@pytest.mark.parametrize("kind", CURVATURES)
+@pytest.mark.parametrize("name", PRECONDITIONERS)
+def test_every_curvature_with_every_preconditioner(kind: CurvatureKind, name: str) -> None:
+    check_progress(make("mlp", "cross-entropy"), curvature=kind, preconditioner=name)
+
+
+# The preconditioner --------------------------------------------------------------------------
+
+
+def test_the_fisher_diagonal_is_the_mean_of_squares() -> None:
+    """Not the square of the mean gradient, as in earlier programs."""
+    problem = make("mlp", "cross-entropy")
+    squares, gradient = dense.squares(problem), dense.gradient(problem)
+    optimizer = KSD(problem.model, problem.loss, dimension=3, weight_decay=0.01, epsilon=1e-3)
+    optimizer.step(problem.data)
+    assert isinstance(optimizer.preconditioner, FisherDiagonal)
+    found, expected = optimizer.preconditioner.diagonal, squares + 0.01
+    torch.testing.assert_close(found, expected.clamp(min=1e-3 * float(expected.max())))
+    assert float((found - 0.01 - gradient**2).abs().max()) > 0.1 * float(squares.max())
+
+
+class Diagonal:
+    """A preconditioner of the user's own."""
+
+    def __init__(self, diagonal: Tensor) -> None:
+        self.diagonal, self.calls = diagonal, 0
+
+    def update(self, objective: Objective, data: Any) -> Evaluation:
+        self.calls += 1
+        return objective.value_and_gradient(data)
+
+    def solve(self, vector: Tensor) -> Tensor:
+        return vector / self.diagonal
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_a_preconditioner_of_ones_own(uniform: bool) -> None:
+    problem, twin = make("mlp", "mse"), make("mlp", "mse")
+    ones = torch.ones_like(dense.point(problem))
+    own = Diagonal(ones if uniform else torch.linspace(1, 9, len(ones)).double())
+    optimizer = KSD(problem.model, problem.loss, dimension=3, preconditioner=own)
+    reference = KSD(twin.model, twin.loss, dimension=3, preconditioner=Identity())
+    for _ in range(2):
+        optimizer.step(problem.data)
+        reference.step(twin.data)
+    assert own.calls == 2
+    assert torch.equal(dense.point(problem), dense.point(twin)) == uniform
+
+
+# Shapes and degenerate cases -----------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 2)),
+    samples=st.integers(1, 6),
+    dimension=st.integers(1, 40),
+    kind=st.sampled_from(CURVATURES),
+    name=st.sampled_from(PRECONDITIONERS),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    degenerate=st.sampled_from(["", "zero inputs", "equal samples", "solved", "dead", "huge"]),
+)
+def test_a_step_is_a_decrease_or_no_change_at_all(
+    sizes: tuple[int, int, int],
+    samples: int,
+    dimension: int,
+    kind: CurvatureKind,
+    name: str,
+    dtype: torch.dtype,
+    degenerate: str,
+) -> None:
+    torch.manual_seed(samples)
+    first, second = nn.Linear(*sizes[:2]), nn.Linear(*sizes[1:])
+    model = nn.Sequential(first, nn.ReLU(), second).to(dtype)
+    x, y = torch.randn(samples, sizes[0], dtype=dtype), torch.randn(samples, sizes[2], dtype=dtype)
+    with torch.no_grad():
+        if degenerate == "zero inputs":
+            x.zero_()
+        elif degenerate == "equal samples":
+            x, y = x[:1].expand_as(x), y[:1].expand_as(y)
+        elif degenerate == "solved":
+            y = model(x)
+        elif degenerate == "dead":
+            first.bias.fill_(-100)
+        elif degenerate == "huge":
+            y *= 1e6
+    optimizer = KSD(model, nn.MSELoss(), dimension=dimension, curvature=kind, preconditioner=name)
+    n = sum(p.numel() for p in model.parameters())
+
+    def loss() -> float:
+        return float(nn.MSELoss()(model(x), y).detach())
+
+    for _ in range(2):
+        before = [p.clone() for p in model.parameters()]
+        loss_before = loss()
+        result = optimizer.step((x, y))
+        after = list(model.parameters())
+        assert all(bool(p.isfinite().all()) for p in after)
+        assert result.rank <= min(dimension + 1, n)
+        if result.status is Status.MOVED:
+            assert loss() <= loss_before * (1 + 1e-6)
+            assert result.loss_after < result.loss_before
+        else:
+            assert result.status in (Status.NO_DECREASE, Status.STATIONARY)
+            assert all(torch.equal(p, q) for p, q in zip(before, after, strict=True))
