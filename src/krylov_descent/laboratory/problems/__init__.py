@@ -1,6 +1,5 @@
 """The problems by name: `load_problem("curves")`."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,36 +7,40 @@ from pathlib import Path
 from krylov_descent.laboratory.choices import unknown_name
 from krylov_descent.laboratory.problems import curves, mnist
 from krylov_descent.laboratory.problems.problem import Problem, Size
+from krylov_descent.laboratory.signatures import Option, options_of
 
 __all__ = ["PROBLEMS", "Problem", "ProblemEntry", "load_problem"]
 
 
 @dataclass(frozen=True)
 class ProblemEntry:
-    """What is known of a problem before its data are loaded."""
+    """What is known of a problem before its data are loaded.
+
+    `manual` has the docstring that describes the options of `load`.
+    """
 
     name: str
     title: str
     summary: str
     load: Callable[..., Problem]
+    manual: Callable[..., object]
 
     @property
-    def options(self) -> list[str]:
-        """The options of this problem alone, which `load_problem` passes on."""
-        return [p for p in inspect.signature(self.load).parameters if p not in COMMON]
-
-
-COMMON = ("folder", "seed", "size")
+    def options(self) -> list[Option]:
+        """What can be set; the folder is found elsewhere."""
+        return [o for o in options_of(self.load, self.manual) if o.name != "folder"]
 
 
 def _mnist_entry(name: str, load: Callable[..., Problem]) -> ProblemEntry:
-    return ProblemEntry(name, mnist.TITLES[name], mnist.SUMMARIES[name], load)
+    return ProblemEntry(name, mnist.TITLES[name], mnist.SUMMARIES[name], load, mnist.read_mnist)
 
 
 PROBLEMS: dict[str, ProblemEntry] = {
     entry.name: entry
     for entry in (
-        ProblemEntry(curves.NAME, curves.TITLE, curves.SUMMARY, curves.load_curves),
+        ProblemEntry(
+            curves.NAME, curves.TITLE, curves.SUMMARY, curves.load_curves, curves.load_curves
+        ),
         _mnist_entry(mnist.AUTOENCODER, mnist.load_autoencoder),
         _mnist_entry(mnist.CLASSIFIER, mnist.load_classifier),
         _mnist_entry(mnist.PRETRAINED_CLASSIFIER, mnist.load_pretrained_classifier),
@@ -61,7 +64,8 @@ def load_problem(
         seed: of data that are drawn (the curves; the choice of the small forms), not of the
             starting weights, which `Problem.make_model` takes.
         size: "small" for a form that trains in seconds on a laptop.
-        options: of the problem: `validation` for all, `code_size` and `original` for curves.
+        options: of the problem, as `PROBLEMS[name].options` lists them: `validation` for all,
+            `train`, `test`, `code_size` and `original` for curves.
 
     Raises:
         UnknownNameError: no such problem or option; the nearest is suggested.
@@ -72,7 +76,8 @@ def load_problem(
     if size not in (None, "small"):
         raise ValueError(f"`size` must be 'small' or left out, found {size!r}")
     entry = PROBLEMS[name]
+    known = [option.name for option in entry.options]
     for option in options:
-        if option not in entry.options:
-            raise unknown_name(f"option of {name!r}", option, entry.options)
+        if option not in known:
+            raise unknown_name(f"option of {name!r}", option, known)
     return entry.load(folder=folder, seed=seed, size=size, **options)

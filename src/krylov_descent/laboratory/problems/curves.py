@@ -75,7 +75,9 @@ def load_curves(
     folder: str | Path | None = None,
     seed: int = 0,
     size: Size | None = None,
+    train: int | None = None,
     validation: int | None = None,
+    test: int | None = None,
     code_size: int = 5,
     original: bool = False,
 ) -> Problem:
@@ -85,47 +87,55 @@ def load_curves(
         folder: where the original file is looked for, see `sources.data_folder`.
         seed: of the curves drawn.
         size: "small" for fewer images and a smaller network.
+        train: images to train on: 20,000 by default, 2,000 when small.
         validation: images to decide early stopping with. Re-created: drawn beside the 20,000 of
             the paper (5,000 by default; 500 when small). Original: the last of the 20,000 (2,000
             by default). 0 for none.
+        test: images to report on: 10,000 by default, 1,000 when small.
         code_size: units in the code layer: 5 in the paper, 6 in Hinton & Salakhutdinov's.
         original: read `curves/digs3pts_1.mat` instead of drawing.
     """
     small = size == "small"
-    counts = (SMALL_TRAIN, SMALL_TEST) if small else (TRAIN, TEST)
+    default = (SMALL_TRAIN, SMALL_TEST) if small else (TRAIN, TEST)
+    for name, count in (("train", train), ("test", test)):
+        if count is not None and count < 1:
+            raise ValueError(f"`{name}` must be at least 1 image, found {count}")
     if validation is not None and validation < 0:
         raise ValueError(f"`validation` must be 0 or more images, found {validation}")
+    counts = (train or default[0], test or default[1])
     if original:
-        known, test = read_original(locate(ORIGINAL_FILE, folder))
+        known, tested = read_original(locate(ORIGINAL_FILE, folder))
         held_out = len(known) // 10 if validation is None else validation
         if held_out >= len(known):
             raise ValueError(f"`validation` must be below {len(known):,}, found {held_out:,}")
-        train = known[: len(known) - held_out][: counts[0]]
+        trained = known[: len(known) - held_out][: counts[0]]
         kept = known[len(known) - held_out :]
-        test = test[: counts[1]]
+        tested = tested[: counts[1]]
     else:
-        default = SMALL_VALIDATION if small else VALIDATION
-        held_out = default if validation is None else validation
-        train = draw_curves(counts[0], seed, stream=0)
+        held_out = SMALL_VALIDATION if small else VALIDATION
+        held_out = held_out if validation is None else validation
+        trained = draw_curves(counts[0], seed, stream=0)
         kept = draw_curves(held_out, seed, stream=1)
-        test = draw_curves(counts[1], seed, stream=2)
+        tested = draw_curves(counts[1], seed, stream=2)
     hidden = SMALL_HIDDEN if small else HIDDEN
     settings = RbmSettings(epochs=5) if small else RbmSettings()
     return Problem(
         name=NAME,
-        title=("CURVES" if original else TITLE) + (", small" if small else ""),
+        title=("CURVES" if original else TITLE)
+        + (", small" if small else "")
+        + (f", {train:,} images" if train else ""),
         summary=SUMMARY,
         task="autoencoder",
-        train=images_twice(train),
+        train=images_twice(trained),
         validation=images_twice(kept) if held_out else None,
-        test=images_twice(test),
+        test=images_twice(tested),
         build=partial(autoencoder, (SIDE * SIDE, *hidden, code_size)),
         pretrain=partial(pretrain_autoencoder, settings=settings),
         loss=bernoulli_cross_entropy,
         criterion=nn.BCEWithLogitsLoss(reduction="sum"),
         metric=SQUARED_ERROR,
         weight_decay=WEIGHT_DECAY,
-        paper=None if small else PAPER,
+        paper=None if small or train else PAPER,
     )
 
 

@@ -1,0 +1,112 @@
+"""Commands that list what there is: problems, optimisers, data files."""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from krylov_descent.cli.options import DataFolder
+from krylov_descent.cli.running import console, say
+from krylov_descent.laboratory.choices import unknown_name
+from krylov_descent.laboratory.contenders import CONTENDERS, contender
+from krylov_descent.laboratory.problems import PROBLEMS
+from krylov_descent.laboratory.signatures import Option
+from krylov_descent.laboratory.sources import (
+    FOLDER_VARIABLE,
+    FileStatus,
+    data_folder,
+    fetch,
+    inventory,
+)
+
+data_app = typer.Typer(no_args_is_help=True)
+OneName = Annotated[
+    str | None,
+    typer.Argument(metavar="NAME", help="Show the options of this one.", show_default=False),
+]
+Files = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="FILES...", help="Files, or folders such as mnist; else all.", show_default=False
+    ),
+]
+
+
+def problems(name: OneName = None) -> None:
+    """List the problems, or the options of one."""
+    if name is None:
+        _show_entries((entry.name, entry.summary) for entry in PROBLEMS.values())
+        say("Options of one: ksd problems curves")
+        return
+    if name not in PROBLEMS:
+        raise unknown_name("problem", name, PROBLEMS)
+    entry = PROBLEMS[name]
+    say(f"{entry.title}. {entry.summary}")
+    _show_options("--problem-set", entry.options)
+
+
+def optimizers(name: OneName = None) -> None:
+    """List the optimisers, or the options of one."""
+    if name is None:
+        _show_entries((entry.name, entry.summary) for entry in CONTENDERS.values())
+        say("Any torch optimiser by its path: --optimizer torch.optim.RMSprop")
+        say("Options of one: ksd optimizers ksd")
+        return
+    entry = contender(name)
+    say(f"{entry.title}. {entry.summary}")
+    _show_options("--set", entry.options)
+
+
+@data_app.command("list")
+def data_list(data: DataFolder = None) -> None:
+    """Show the data files and where they are looked for."""
+    _show_files(inventory(data), data_folder(data))
+    say("Get what is missing: ksd data fetch")
+    say(f"Another folder: --data FOLDER, or the environment variable {FOLDER_VARIABLE}")
+
+
+@data_app.command("fetch")
+def data_fetch(files: Files = None, data: DataFolder = None) -> None:
+    """Download what is missing or damaged, and check it."""
+    wanted = files or [status.name for status in inventory(data) if status.downloadable]
+    _show_files(fetch(wanted, data), data_folder(data))
+
+
+@data_app.command("verify")
+def data_verify(files: Files = None, data: DataFolder = None) -> None:
+    """Read the files that are there and compare their sha256; exit code 1 if one is damaged."""
+    found = inventory(data, names=files, verify=True)
+    _show_files(found, data_folder(data))
+    if any(status.ok is False for status in found):
+        raise typer.Exit(1)
+
+
+def _show_entries(entries: Iterable[tuple[str, str]]) -> None:
+    table = Table("name", "what it is", box=box.SIMPLE_HEAD)
+    for name, summary in entries:
+        table.add_row(name, summary)
+    console.print(table)
+
+
+def _show_options(flag: str, options: list[Option]) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(f"{flag} …=", no_wrap=True)
+    table.add_column("default")
+    table.add_column("what it is")
+    for option in options:
+        table.add_row(option.name, option.default, option.meaning)
+    console.print(table, markup=False)
+
+
+def _show_files(found: list[FileStatus], folder: object) -> None:
+    say(f"Data folder: {folder}")
+    table = Table("file", "state", box=box.SIMPLE_HEAD)
+    table.add_column("bytes", justify="right")
+    for status in found:
+        state = "missing" if status.downloadable else "not there (optional)"
+        if status.present:
+            state = "there" if status.ok is None else "whole" if status.ok else "DAMAGED"
+        table.add_row(status.name, state, "" if status.size is None else f"{status.size:,}")
+    console.print(table)

@@ -1,0 +1,65 @@
+"""`ksd report`: one page about recorded runs."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from krylov_descent.cli.options import DataFolder
+from krylov_descent.cli.running import complaints, say
+from krylov_descent.laboratory.checkpoint import CheckpointError
+from krylov_descent.laboratory.gallery import reconstructions
+from krylov_descent.laboratory.record import RunFolder, RunFolderError
+from krylov_descent.laboratory.report import Reconstructions, write_report
+from krylov_descent.laboratory.runs import RunSettings, load, settings_of
+from krylov_descent.laboratory.sources import DataError
+
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders that hold some.")
+]
+Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")]
+
+
+def report(runs: Runs, output: Output = Path("report.html"), data: DataFolder = None) -> None:
+    """Write one page about runs, to be read in a browser without network.
+
+    It has a table beside the published numbers, convergence curves, reconstructions, Ritz values,
+    where the time went, and how to re-run it. Runs of several problems get a section each.
+    """
+    folders = [RunFolder(path) for path in _run_folders(runs)]
+    write_report(folders, output, reconstructions=_pictures(folders, data))
+    say(f"Report: {output}")
+
+
+def _run_folders(paths: Iterable[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(config.parent for config in path.rglob("config.json"))
+        if not inside:
+            raise RunFolderError(f"{path} is not a run folder and holds none")
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def _pictures(folders: list[RunFolder], data: Path | None) -> dict[Path, Reconstructions]:
+    """Reconstructions of all runs of autoencoders; the page does without what cannot be had."""
+    problems: dict[str, tuple[RunSettings, list[RunFolder]]] = {}
+    for folder in folders:
+        settings = replace(settings_of(folder.config()), device="cpu")
+        key = json.dumps([settings.problem, settings.problem_options, settings.dtype])
+        problems.setdefault(key, (settings, []))[1].append(folder)
+    found: dict[Path, Reconstructions] = {}
+    for settings, members in problems.values():
+        try:
+            found |= reconstructions(load(settings, data), members)
+        except (CheckpointError, DataError) as problem:
+            complaints.print(
+                f"No reconstructions for {settings.problem}: {problem}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+    return found

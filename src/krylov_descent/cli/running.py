@@ -1,0 +1,129 @@
+"""A run in front of a person: live line, Ctrl-C, and a table at the end."""
+
+import shlex
+import signal
+from collections.abc import Iterable
+from types import FrameType
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from krylov_descent.laboratory.contenders import contender
+from krylov_descent.laboratory.problems.problem import Problem
+from krylov_descent.laboratory.progress import LiveLine
+from krylov_descent.laboratory.record import RunFolder
+from krylov_descent.laboratory.runs import RunSettings, check_same, prepare, settings_of
+from krylov_descent.laboratory.training import Ending, Training
+
+EXIT_INTERRUPTED = 130
+CHECKPOINT_SECONDS = 30.0
+
+console, complaints = Console(), Console(stderr=True)
+
+
+def say(line: str) -> None:
+    """Print a line as it is, however long."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def run(
+    settings: RunSettings,
+    problem: Problem,
+    target: RunFolder,
+    *,
+    resume: bool,
+    tensorboard: bool = False,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> Ending:
+    """Train, new or resumed, and return how it ended."""
+    title = f"{contender(settings.optimizer).title} on {problem.title}"
+    try:
+        with LiveLine(console, title, problem.metric, settings.limits) as line:
+            training = prepare(
+                settings,
+                problem,
+                target,
+                resume=resume,
+                on_row=line.row,
+                on_pretraining=line.pretraining,
+                tensorboard=tensorboard,
+                checkpoint_seconds=checkpoint_seconds,
+            )
+            with _InterruptAtTheEnd(training):
+                return training.run()
+    except KeyboardInterrupt:  # the second one, or the first before training began
+        return Ending.INTERRUPTED
+
+
+def is_there(settings: RunSettings, target: RunFolder) -> bool:
+    """Whether this very run is finished, so that it need not be made.
+
+    Raises:
+        RunFolderError: the folder holds a run of other settings.
+    """
+    if not target.started:
+        return False
+    check_same(target, settings, device=False)
+    return target.finished and settings_of(target.config()).limits == settings.limits
+
+
+def say_interrupted(target: RunFolder, how_to_go_on: str) -> None:
+    """Tell what is saved and how to go on."""
+    outcome = target.outcome()
+    if outcome is not None:
+        say(f"Interrupted and saved at iteration {outcome['last']['iteration']}.")
+    else:
+        say("Ended at once; what the last checkpoint holds is saved.")
+    say(f"To go on: {how_to_go_on}")
+
+
+def resume_command(target: RunFolder) -> str:
+    """The shell line that goes on with a run."""
+    return shlex.join(["ksd", "train", "--resume", str(target.path)])
+
+
+class _InterruptAtTheEnd:
+    """Ctrl-C ends the run after the iteration under way; a second one ends it at once."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGINT, self._interrupt)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._training.interrupted = True
+        signal.signal(signal.SIGINT, self._before)
+        complaints.print("\nEnding after this iteration; Ctrl-C again ends it at once.")
+
+
+def show_outcomes(problem: Problem, folders: Iterable[RunFolder]) -> None:
+    """The errors at the lowest validation error, and what they cost, as a table."""
+    table = Table(title=f"{problem.title}: {problem.metric.name}", box=box.SIMPLE_HEAD)
+    table.collapse_padding, table.pad_edge = True, False  # to fit 80 columns
+    table.add_column("optimiser")
+    for heading in ("train", "validation", "test", "steps", "passes", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("ended by")
+    for folder in folders:
+        title, outcome = folder.config()["optimizer"]["title"], folder.outcome()
+        if outcome is None:
+            table.add_row(title, *["-"] * 6, "unfinished")
+            continue
+        best, last = outcome["best"], outcome["last"]
+        table.add_row(
+            title,
+            *(
+                "-" if best[key] is None else problem.metric.text(best[key])
+                for key in ("train", "validation", "test")
+            ),
+            str(last["iteration"]),
+            f"{last['passes']:.1f}",
+            f"{last['seconds']:.1f}",
+            outcome["ending"].replace("_", " "),
+        )
+    console.print(table)

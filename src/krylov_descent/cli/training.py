@@ -1,0 +1,196 @@
+"""Commands that train: one run, or several optimisers side by side."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import typer
+
+from krylov_descent.cli.options import (
+    CheckpointSeconds,
+    DataFolder,
+    Device,
+    Dtype,
+    Folder,
+    Initialization,
+    Iterations,
+    NoEarlyStop,
+    Optimizer,
+    OptimizerOptions,
+    Optimizers,
+    Passes,
+    Problem,
+    ProblemOptions,
+    ProblemToTrain,
+    Resume,
+    Seconds,
+    SecondsEach,
+    Seed,
+    Small,
+    TensorBoard,
+    pairs,
+)
+from krylov_descent.cli.running import (
+    CHECKPOINT_SECONDS,
+    EXIT_INTERRUPTED,
+    is_there,
+    resume_command,
+    run,
+    say,
+    say_interrupted,
+    show_outcomes,
+)
+from krylov_descent.laboratory.contenders import contender
+from krylov_descent.laboratory.gallery import reconstructions
+from krylov_descent.laboratory.record import RunFolder
+from krylov_descent.laboratory.report import write_report
+from krylov_descent.laboratory.runs import RunSettings, check_same, load, settings_of
+from krylov_descent.laboratory.training import Ending, Limits
+
+# The settings that a recorded run already has, by the command's own names for them.
+RECORDED = {
+    "problem": "problem",
+    "problem_options": "problem_options",
+    "small": "problem_options",
+    "optimizer": "optimizer",
+    "options": "optimizer_options",
+    "initialization": "initialization",
+    "seed": "seed",
+    "device": "device",
+    "dtype": "dtype",
+}
+
+
+def train(
+    context: typer.Context,
+    problem: ProblemToTrain = None,
+    optimizer: Optimizer = "ksd",
+    options: OptimizerOptions = None,
+    small: Small = False,
+    problem_options: ProblemOptions = None,
+    initialization: Initialization = None,
+    seed: Seed = 0,
+    iterations: Iterations = None,
+    seconds: Seconds = None,
+    passes: Passes = None,
+    no_early_stop: NoEarlyStop = False,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    folder: Folder = None,
+    resume: Resume = None,
+    checkpoint_seconds: CheckpointSeconds = CHECKPOINT_SECONDS,
+    tensorboard: TensorBoard = False,
+    data: DataFolder = None,
+) -> None:
+    """Train a problem with one optimiser.
+
+    The run folder holds the configuration, the metrics of each iteration and a checkpoint. Ctrl-C
+    ends after the iteration under way and saves; --resume goes on as if nothing had happened.
+    Without limits a run ends when the validation error has stopped falling.
+    """
+    asked = RunSettings(
+        problem=problem or "",
+        problem_options=pairs(problem_options) | ({"size": "small"} if small else {}),
+        optimizer=optimizer,
+        optimizer_options=pairs(options),
+        initialization=initialization,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        limits=Limits(
+            iterations=iterations,
+            seconds=seconds,
+            passes=passes,
+            early_stop=None if no_early_stop else Limits().early_stop,
+        ),
+    )
+    if resume is not None:
+        if folder is not None:
+            raise typer.BadParameter("--resume names the folder already", param_hint="--folder")
+        target = RunFolder(resume)
+        settings = _recorded(context, settings_of(target.config()), asked)
+        check_same(target, settings)  # before any data are loaded
+    elif problem is None:
+        raise typer.BadParameter("name one; `ksd problems` lists them", param_hint="PROBLEM")
+    else:
+        name = f"{problem}{'-small' if small else ''}-{optimizer}-{seed}"
+        target, settings = RunFolder(folder or Path("runs") / name), asked
+    loaded = load(settings, data)
+    ending = run(
+        settings,
+        loaded,
+        target,
+        resume=resume is not None,
+        tensorboard=tensorboard,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    if ending is Ending.INTERRUPTED:
+        say_interrupted(target, resume_command(target))
+        raise typer.Exit(EXIT_INTERRUPTED)
+    show_outcomes(loaded, [target])
+    say(f"It ended because {ending.value}.")
+    say(f"Run folder: {target.path}")
+
+
+def compare(
+    problem: Problem,
+    optimizers: Optimizers = "ksd,hf,lbfgs,ncg,adam",
+    small: Small = False,
+    problem_options: ProblemOptions = None,
+    initialization: Initialization = None,
+    seed: Seed = 0,
+    seconds: SecondsEach = 60.0,
+    device: Device = "cpu",
+    folder: Folder = None,
+    data: DataFolder = None,
+) -> None:
+    """Train a problem with several optimisers: same start, same data, same time.
+
+    A run that is in the folder already is not made again, and an unfinished one goes on. It ends
+    with a table and a report: one page with curves over seconds, iterations and passes.
+    """
+    base = folder or Path("runs") / f"compare-{problem}{'-small' if small else ''}-{seed}"
+    words = (word.strip() for word in optimizers.split(","))
+    chosen = [contender(word).name for word in dict.fromkeys(words) if word]
+    if not chosen:
+        raise typer.BadParameter("name at least one", param_hint="--optimizers")
+    shared = RunSettings(
+        problem=problem,
+        problem_options=pairs(problem_options) | ({"size": "small"} if small else {}),
+        initialization=initialization,
+        seed=seed,
+        device=device,
+        limits=Limits(seconds=seconds, early_stop=None),
+    )
+    loaded = load(shared, data)
+    shared = replace(shared, initialization=initialization or loaded.initialization)
+    targets = [RunFolder(base / name) for name in chosen]
+    for name, target in zip(chosen, targets, strict=True):
+        settings = replace(shared, optimizer=name)
+        if is_there(settings, target):
+            say(f"{contender(name).title}: there already")
+        elif run(settings, loaded, target, resume=target.started) is Ending.INTERRUPTED:
+            say_interrupted(target, "the same command")
+            raise typer.Exit(EXIT_INTERRUPTED)
+    show_outcomes(loaded, targets)
+    page = base / "report.html"
+    write_report(targets, page, reconstructions=reconstructions(loaded, targets))
+    say(f"Report: {page}")
+
+
+def _recorded(context: typer.Context, recorded: RunSettings, asked: RunSettings) -> RunSettings:
+    """The settings of a run to go on with, changed by what was given in so many words."""
+    given = {name for name in context.params if _is_given(context, name)}
+    settings = replace(
+        recorded, **{RECORDED[name]: getattr(asked, RECORDED[name]) for name in given & {*RECORDED}}
+    )
+    limits = settings.limits
+    if given & {"iterations", "seconds", "passes"}:
+        limits = replace(asked.limits, early_stop=limits.early_stop)
+    if "no_early_stop" in given:
+        limits = replace(limits, early_stop=None)
+    return replace(settings, limits=limits)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

@@ -1,0 +1,182 @@
+"""The optimisers that a problem can be trained with, by the names a person types.
+
+Each is made for a problem with sensible settings: those of its paper where they are published.
+Options given by the user replace them one by one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from krylov_descent.laboratory.choices import UnknownNameError, unknown_name
+from krylov_descent.laboratory.problems.problem import Problem
+from krylov_descent.laboratory.signatures import Option, options_of, takes_anything
+from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.first_order import FirstOrder, optimizer_class
+from krylov_descent.optimizers.hessian_free import HessianFree
+from krylov_descent.optimizers.ksd import KSD
+from krylov_descent.optimizers.lbfgs import LBFGS
+from krylov_descent.optimizers.nonlinear_cg import NonlinearCG
+
+Options = dict[str, Any]
+# What the laboratory decides, or a command line cannot say.
+HIDDEN = ("optimizer", "params", "seed", "forward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """An optimiser and its settings for a problem.
+
+    Attributes:
+        name: what the command line calls it.
+        title: what tables and pictures call it.
+        summary: one sentence.
+        kind: the optimiser's class.
+        behind: the torch optimiser that a `FirstOrder` drives.
+        presets: settings that replace the class's defaults.
+        settings: of the problem, which replace those; the user's options replace all of them.
+    """
+
+    name: str
+    title: str
+    summary: str
+    kind: type[DataOptimizer]
+    behind: type[torch.optim.Optimizer] | None = None
+    presets: Options = field(default_factory=dict)
+    settings: Callable[[Problem], Options] = lambda problem: {}
+
+    @property
+    def options(self) -> list[Option]:
+        """What can be set, with the value it has if it is not."""
+        found = options_of(self.kind)
+        for option in options_of(self.behind) if self.behind else []:
+            # Torch's manual is a long one; its first sentences say enough.
+            found.append(replace(option, meaning=option.meaning.partition(". ")[0]))
+        defaults = {name: str(value) for name, value in self.presets.items()}
+        defaults["weight_decay"] = "the problem's"
+        return [
+            replace(option, default=defaults.get(option.name, option.default))
+            for option in found
+            if option.name not in HIDDEN
+        ]
+
+    def make(self, problem: Problem, model: nn.Module, seed: int, options: Options) -> Any:
+        """The optimiser for a model of the problem.
+
+        Raises:
+            UnknownNameError: there is no such option; the nearest is suggested.
+            ValueError: it does not take such a value.
+        """
+        known = [option.name for option in self.options]
+        for option in options:
+            if option not in known and not (self.behind and takes_anything(self.behind)):
+                raise unknown_name(f"option of {self.name!r}", option, known)
+        decay = {"weight_decay": problem.weight_decay} if "weight_decay" in known else {}
+        settings = {**decay, **self.presets, **self.settings(problem), **options}
+        if self.behind is not None:
+            settings["optimizer"] = self.behind
+        make: Any = self.kind
+        try:
+            return make(model, problem.criterion, seed=seed, **settings)
+        except TypeError as error:
+            raise ValueError(f"{self.name!r} cannot be made with {options}: {error}") from error
+
+
+def _paper_ksd(problem: Problem) -> Options:
+    if problem.paper is None:
+        return {}
+    return {
+        "dimension": problem.paper.krylov_dimension,
+        "bfgs_iterations": problem.paper.bfgs_iterations,
+        "subset_size": "paper",
+    }
+
+
+def _hessian_free(problem: Problem) -> Options:
+    if problem.paper is None:
+        return {}
+    options: Options = {"chunk_size": problem.paper.curvature_samples}
+    if problem.paper.initial_damping is not None:
+        options["damping"] = problem.paper.initial_damping
+    return options
+
+
+def _first_order(
+    name: str,
+    title: str,
+    behind: type[torch.optim.Optimizer],
+    summary: str = "One step is an epoch of mini-batches.",
+    **presets: Any,
+) -> Contender:
+    return Contender(
+        name=name, title=title, summary=summary, kind=FirstOrder, behind=behind, presets=presets
+    )
+
+
+CONTENDERS: dict[str, Contender] = {
+    contender.name: contender
+    for contender in (
+        Contender(
+            name="ksd",
+            title="KSD",
+            summary="Krylov Subspace Descent with this library's defaults.",
+            kind=KSD,
+        ),
+        Contender(
+            name="ksd-paper",
+            title="KSD (paper)",
+            summary="Krylov Subspace Descent with the paper's settings for the problem.",
+            kind=KSD,
+            settings=_paper_ksd,
+        ),
+        Contender(
+            name="hf",
+            title="HF",
+            summary="Hessian-Free after Martens 2010, with his settings where published.",
+            kind=HessianFree,
+            settings=_hessian_free,
+        ),
+        Contender(
+            name="lbfgs",
+            title="L-BFGS",
+            summary="Torch's L-BFGS, window 10, strong Wolfe line search, full batch.",
+            kind=LBFGS,
+        ),
+        Contender(
+            name="ncg",
+            title="Nonlinear CG",
+            summary="Nonlinear conjugate gradients (Polak-Ribière+), full batch.",
+            kind=NonlinearCG,
+        ),
+        _first_order("adam", "Adam", torch.optim.Adam),
+        _first_order("adamw", "AdamW", torch.optim.AdamW),
+        _first_order(
+            "sgd",
+            "SGD (Nesterov)",
+            torch.optim.SGD,
+            "One step is an epoch of mini-batches; rate 0.01, momentum 0.9.",
+            lr=0.01,
+            momentum=0.9,
+            nesterov=True,
+        ),
+    )
+}
+
+
+def contender(name: str) -> Contender:
+    """The contender of a name, or the torch optimiser at a dotted path.
+
+    Raises:
+        UnknownNameError: no such name, where the nearest is suggested; nothing at the path.
+    """
+    if name in CONTENDERS:
+        return CONTENDERS[name]
+    if "." not in name:
+        raise unknown_name("optimizer", name, CONTENDERS)
+    try:
+        return _first_order(name, name.rsplit(".", 1)[-1], optimizer_class(name))
+    except (TypeError, ValueError) as problem:
+        raise UnknownNameError(str(problem)) from problem

@@ -1,0 +1,164 @@
+"""The run folder: what was asked for, what happened, and where to go on.
+
+config.json       the full configuration, with versions and device
+metrics.jsonl     one line per iteration
+checkpoint.pt     everything needed to go on exactly
+outcome.json      how it ended
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from krylov_descent.laboratory.checkpoint import CheckpointError
+
+Row = dict[str, Any]
+# The ending of a run that is not over.
+INTERRUPTED = "interrupted"
+
+
+class RunFolderError(RuntimeError):
+    """The run folder cannot be used as asked; the message says why and what to do."""
+
+
+class RunFolder:
+    """One run's files.
+
+    Args:
+        path: the folder; `begin` makes it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the checkpoint lies."""
+        return self.path / "checkpoint.pt"
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a run here."""
+        try:
+            return (self.path / "config.json").exists()
+        except OSError as problem:
+            raise RunFolderError(
+                f"the run folder {self.path} cannot be read: {problem.strerror}"
+            ) from problem
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended, other than by an interruption."""
+        outcome = self.outcome()
+        return outcome is not None and outcome["ending"] != INTERRUPTED
+
+    def begin(self, config: dict[str, Any]) -> None:
+        """Start a new run here.
+
+        Raises:
+            RunFolderError: there is a run already, or the folder cannot be written.
+        """
+        if self.started:
+            raise RunFolderError(
+                f"{self.path} holds a run already: go on with it by --resume {self.path}, or "
+                "choose another --folder"
+            )
+        with _explained(f"the run folder {self.path} cannot be written"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._metrics.write_text("")
+            _write_json(self.path / "config.json", config)
+
+    def go_on(self, config: dict[str, Any]) -> None:
+        """Take note that the run goes on, with these limits."""
+        with _explained(f"the run folder {self.path} cannot be written"):
+            _write_json(self.path / "config.json", config)
+            (self.path / "outcome.json").unlink(missing_ok=True)
+
+    def config(self) -> dict[str, Any]:
+        """The configuration of the run."""
+        if not self.started:
+            raise RunFolderError(f"{self.path} is not a run folder: there is no config.json in it")
+        return _read_json(self.path / "config.json")
+
+    def append(self, row: Row) -> None:
+        """Add one line of metrics."""
+        with (
+            _explained(f"{self._metrics} cannot be written, the last checkpoint is intact"),
+            self._metrics.open("a") as file,
+        ):
+            file.write(json.dumps(row) + "\n")
+
+    def sync(self) -> None:
+        """Wait until the metrics are on the disk, before a checkpoint that counts on them."""
+        with self._metrics.open("rb+") as file:
+            os.fsync(file.fileno())
+
+    def rows(self) -> list[Row]:
+        """All lines of metrics that are whole."""
+        return list(self._whole_rows())
+
+    def rewind(self, iteration: int) -> list[Row]:
+        """Drop the lines after an iteration: what was done past the checkpoint is done again."""
+        kept = [row for row in self._whole_rows() if row["iteration"] <= iteration]
+        if len(kept) < iteration + 1:
+            raise CheckpointError(
+                f"{self._metrics} has {len(kept)} whole lines but the checkpoint is at iteration "
+                f"{iteration}: the run folder is damaged, start again in another one"
+            )
+        with _explained(f"{self._metrics} cannot be written"):
+            partial = _beside(self._metrics)
+            partial.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            partial.replace(self._metrics)
+        return kept
+
+    def finish(self, outcome: dict[str, Any]) -> None:
+        """Say how the run ended."""
+        with _explained(f"{self.path / 'outcome.json'} cannot be written"):
+            _write_json(self.path / "outcome.json", outcome)
+
+    def outcome(self) -> dict[str, Any] | None:
+        """How the run ended; None while it has not."""
+        path = self.path / "outcome.json"
+        return _read_json(path) if self.started and path.exists() else None
+
+    @property
+    def _metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def _whole_rows(self) -> Iterator[Row]:
+        if not self._metrics.exists():
+            return
+        for line in self._metrics.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                return  # the line a killed process was writing, and nothing comes after it
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise RunFolderError(f"{what}: {problem.strerror}") from problem
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    partial = _beside(path)
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.replace(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as problem:
+        raise ValueError(f"{path} is damaged: it is not JSON ({problem})") from problem
+    return content

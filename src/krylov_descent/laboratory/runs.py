@@ -1,0 +1,265 @@
+"""One run from its settings: problem, starting weights, optimiser, folder.
+
+The settings are all that a run depends on. They are written into its folder, so that it can be
+resumed, repeated and reported on without knowing how it was started.
+"""
+
+import json
+import platform
+import shlex
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import krylov_descent
+from krylov_descent.laboratory.choices import unknown_name
+from krylov_descent.laboratory.contenders import contender
+from krylov_descent.laboratory.events import with_events
+from krylov_descent.laboratory.problems import load_problem
+from krylov_descent.laboratory.problems.problem import Problem
+from krylov_descent.laboratory.rbm import Report
+from krylov_descent.laboratory.record import RunFolder, RunFolderError
+from krylov_descent.laboratory.training import Limits, OnRow, Training
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Everything a run depends on.
+
+    Attributes:
+        problem: its name.
+        problem_options: as `load_problem` takes them, `size` among them.
+        optimizer: a contender's name, or a dotted path to a torch optimiser.
+        optimizer_options: as the optimiser takes them.
+        initialization: of the weights; the problem's own if None.
+        seed: of starting weights and optimiser.
+        device: "cpu", "cuda", "cuda:1", …
+        dtype: "float32" or "float64".
+        limits: when to stop.
+    """
+
+    problem: str
+    problem_options: dict[str, Any] = field(default_factory=dict)
+    optimizer: str = "ksd"
+    optimizer_options: dict[str, Any] = field(default_factory=dict)
+    initialization: str | None = None
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    limits: Limits = field(default_factory=Limits)
+
+    def command(self, folder: Path) -> str:
+        """The shell line that makes this run."""
+        words = ["ksd", "train", self.problem, "--optimizer", self.optimizer]
+        for flag, options in (
+            ("--problem-set", self.problem_options),
+            ("--set", self.optimizer_options),
+        ):
+            for key, value in options.items():
+                words += [flag, f"{key}={value}"]
+        if self.initialization:
+            words += ["--initialization", self.initialization]
+        words += ["--seed", str(self.seed), "--device", self.device]
+        if self.dtype != "float32":
+            words += ["--dtype", self.dtype]
+        for flag in ("iterations", "seconds", "passes"):
+            if (limit := getattr(self.limits, flag)) is not None:
+                words += [f"--{flag}", str(limit)]
+        if self.limits.early_stop is None:
+            words.append("--no-early-stop")
+        return shlex.join([*words, "--folder", str(folder)])
+
+
+def find_device(name: str) -> torch.device:
+    """The device of a name.
+
+    Raises:
+        ValueError: there is none of that name here.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as problem:
+        raise ValueError(f"`device` must be like 'cpu' or 'cuda:0', found {name!r}") from problem
+    try:
+        torch.zeros((), device=device).item()
+    except (AssertionError, NotImplementedError, RuntimeError) as problem:
+        found = torch.cuda.device_count()
+        raise ValueError(
+            f"`device`: there is no {name!r} here, torch sees {found or 'no'} CUDA device"
+            f"{'' if found == 1 else 's'}: use --device cpu"
+        ) from problem
+    return device
+
+
+def find_dtype(name: str) -> torch.dtype:
+    """The precision of a name."""
+    if name not in DTYPES:
+        raise unknown_name("dtype", name, DTYPES)
+    return DTYPES[name]
+
+
+def load(settings: RunSettings, data_folder: Path | None = None) -> Problem:
+    """The problem of the settings with its data on their device.
+
+    Raises:
+        UnknownNameError: no such problem or option; the nearest is suggested.
+        ValueError: no such device, or an option does not take such a value.
+        DataError: the data cannot be had.
+    """
+    device, dtype = find_device(settings.device), find_dtype(settings.dtype)
+    options = settings.problem_options
+    try:
+        problem = load_problem(settings.problem, folder=data_folder, **options)
+    except TypeError as error:
+        raise ValueError(f"{settings.problem!r} cannot be made with {options}: {error}") from error
+    return problem.to(device, dtype)
+
+
+def prepare(
+    settings: RunSettings,
+    problem: Problem,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    on_row: OnRow | None = None,
+    on_pretraining: Report | None = None,
+    tensorboard: bool = False,
+    checkpoint_seconds: float = 30.0,
+) -> Training:
+    """A run ready to go, new or where its checkpoint left it.
+
+    Args:
+        settings: what to run.
+        problem: as `load` gives it for these settings; several runs may share it.
+        folder: where it is recorded.
+        resume: go on with the run that is there, which must have been started with these
+            settings but for the limits.
+        on_row: called with each row and the step behind it.
+        on_pretraining: called after each epoch of pretraining.
+        tensorboard: write events into the folder too.
+        checkpoint_seconds: between checkpoints.
+    """
+    settings = replace(settings, initialization=settings.initialization or problem.initialization)
+    if settings.initialization not in problem.initializations:
+        raise unknown_name("initialisation", str(settings.initialization), problem.initializations)
+    if resume:
+        check_same(folder, settings)
+    where = find_device(settings.device), find_dtype(settings.dtype)
+    # What is wrong with the settings is found here, before pretraining and before anything is
+    # written; the starting weights come last.
+    model = problem.make_model(settings.seed, "torch", *where)
+    training = Training(
+        problem,
+        model,
+        contender(settings.optimizer).make(
+            problem, model, settings.seed, settings.optimizer_options
+        ),
+        folder,
+        settings.limits,
+        on_row=with_events(folder.path, on_row) if tensorboard else on_row,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    config = describe(settings, problem, folder)
+    if resume:
+        going_on = training.resume()
+        folder.go_on(config)
+    else:
+        going_on = False
+        folder.begin(config)
+    if not going_on:
+        start = problem.make_model(
+            settings.seed, settings.initialization, *where, report=on_pretraining
+        )
+        model.load_state_dict(start.state_dict())
+    return training
+
+
+def check_same(folder: RunFolder, settings: RunSettings, *, device: bool = True) -> None:
+    """Refuse a folder whose run was started with other settings; limits may differ.
+
+    Args:
+        folder: holds a run.
+        settings: asked for. An `initialization` of None is not compared.
+        device: whether it must be the same kind of device, as it must to go on exactly.
+    """
+    before, asked = _comparable(settings_of(folder.config())), _comparable(settings)
+    for key, value in asked.items():
+        unimportant = (key == "device" and not device) or (key == "initialization" and not value)
+        if before[key] != value and not unimportant:
+            raise RunFolderError(
+                f"{folder.path} was started with {key} = {json.dumps(before[key])}, not "
+                f"{json.dumps(value)}: ask for the same settings, or choose another --folder"
+            )
+
+
+def _comparable(settings: RunSettings) -> dict[str, Any]:
+    """As config.json gives them back, without limits and number of the device."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
+    del plain["limits"]
+    return plain | {"device": settings.device.partition(":")[0]}
+
+
+def describe(settings: RunSettings, problem: Problem, folder: RunFolder) -> dict[str, Any]:
+    """The full configuration of a run, for config.json."""
+    device = find_device(settings.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "problem": {
+            "name": problem.name,
+            "title": problem.title,
+            "options": settings.problem_options,
+            "metric": {"name": problem.metric.name, "unit": problem.metric.unit},
+            "published": [asdict(row) for row in problem.paper.published] if problem.paper else [],
+        },
+        "optimizer": {
+            "name": settings.optimizer,
+            "title": contender(settings.optimizer).title,
+            "options": settings.optimizer_options,
+        },
+        "initialization": settings.initialization or problem.initialization,
+        "seed": settings.seed,
+        "device": settings.device,
+        "dtype": settings.dtype,
+        "limits": asdict(settings.limits),
+        "versions": {
+            "krylov-descent": krylov_descent.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": name,
+            "threads": torch.get_num_threads(),
+        },
+        "command": settings.command(folder.path),
+    }
+
+
+def settings_of(config: dict[str, Any]) -> RunSettings:
+    """The settings a recorded run was started with.
+
+    Raises:
+        ValueError: the configuration is not whole.
+    """
+    try:
+        return RunSettings(
+            problem=config["problem"]["name"],
+            problem_options=_with_tuples(config["problem"]["options"]),
+            optimizer=config["optimizer"]["name"],
+            optimizer_options=_with_tuples(config["optimizer"]["options"]),
+            initialization=config["initialization"],
+            seed=config["seed"],
+            device=config["device"],
+            dtype=config["dtype"],
+            limits=Limits(**config["limits"]),
+        )
+    except (KeyError, TypeError) as problem:
+        raise ValueError(
+            f"config.json is damaged or of another version: {problem} is missing or unknown"
+        ) from problem
+
+
+def _with_tuples(options: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists only; optimisers take a pair as a tuple."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}

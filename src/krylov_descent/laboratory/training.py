@@ -1,0 +1,274 @@
+"""The only training loop: step, measure, record, decide whether to go on.
+
+Seconds are those of the steps alone; measuring errors and writing checkpoints is not training.
+A run goes on exactly where its checkpoint is: what was recorded after it is dropped and done
+again, with the same numbers.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+
+from krylov_descent.laboratory.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    save_atomically,
+)
+from krylov_descent.laboratory.problems.problem import Problem, Split
+from krylov_descent.laboratory.record import Row, RunFolder
+from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.result import StepResult
+
+METRIC_BATCH = 5_000
+# Called with each row as it is recorded, and with the step behind it (None for the start).
+OnRow = Callable[[Row, StepResult | None], None]
+
+
+class Ending(Enum):
+    """Why a run ended; the value is a sentence for people."""
+
+    EARLY_STOP = "the validation error has stopped falling"
+    ITERATIONS = "the limit on iterations was reached"
+    SECONDS = "the time limit was reached"
+    PASSES = "the limit on passes over the data was reached"
+    STUCK = "the optimiser found no step to take, several times in a row"
+    INTERRUPTED = "it was interrupted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When to stop, whichever comes first; None is no limit.
+
+    Attributes:
+        iterations: steps of the optimiser.
+        seconds: of training, measuring left out.
+        passes: over the training data.
+        early_stop: stop when the validation error fell by no more than `tolerance` (relative) over
+            this last part of the passes. By work and not by iterations, because an iteration of
+            one optimiser is worth a hundred of another's.
+        tolerance: see `early_stop`.
+        fewest_iterations: early stopping waits this long.
+        refusals: stop after so many steps in a row that changed nothing.
+    """
+
+    iterations: int | None = None
+    seconds: float | None = None
+    passes: float | None = None
+    early_stop: float | None = 0.25
+    tolerance: float = 0.01
+    fewest_iterations: int = 20
+    refusals: int = 10
+
+
+class Training:
+    """One run: a problem, a model and an optimiser, recorded in a folder.
+
+    Args:
+        problem: with its data where the model is.
+        model: is trained in place.
+        optimizer: any with `step(data) -> StepResult`.
+        folder: where everything is written.
+        limits: when to stop.
+        on_row: called with each row as it is recorded.
+        checkpoint_seconds: at least this long between checkpoints; the last state is always saved.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        model: nn.Module,
+        optimizer: DataOptimizer,
+        folder: RunFolder,
+        limits: Limits,
+        *,
+        on_row: OnRow | None = None,
+        checkpoint_seconds: float = 30.0,
+    ) -> None:
+        self.problem, self.model, self.optimizer = problem, model, optimizer
+        self.folder, self.limits, self._on_row = folder, limits, on_row
+        self._checkpoint_seconds = checkpoint_seconds
+        self._rows: list[Row] = []
+        self._best: dict[str, Any] = {}
+        self._refused = 0
+        self.interrupted = False
+
+    def resume(self) -> bool:
+        """Take up model, optimiser and record as they were at the last checkpoint.
+
+        Returns:
+            False if the run was ended before its first checkpoint: it has all to do again.
+
+        Raises:
+            CheckpointError: the checkpoint is lost, damaged or of another network.
+        """
+        path = self.folder.checkpoint
+        # The first checkpoint follows the first row at once.
+        if not path.exists() and len(self.folder.rows()) <= 1:
+            self.folder.rewind(-1)
+            return False
+        state = load_checkpoint(path, next(self.model.parameters()).device)
+        try:
+            iteration = int(state["iteration"])
+            self._best, self._refused = state["best"], state["refused"]
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (KeyError, RuntimeError, ValueError) as problem:
+            raise CheckpointError(
+                f"the checkpoint {path} is not one of this network and optimiser "
+                f"({type(problem).__name__}): put the right one in its place, or start again in "
+                "another folder"
+            ) from problem
+        self._rows = self.folder.rewind(iteration)
+        return True
+
+    def run(self) -> Ending:
+        """Train until a limit; the model ends with the parameters of the last iteration."""
+        if not self._rows:
+            self._record(None, 0.0)
+            self.save()
+        saved = time.monotonic()
+        while (ending := self._ending()) is None:
+            started = time.perf_counter()
+            result = self.optimizer.step(self.problem.train)
+            _wait_for_device(self.model)
+            self._record(result, time.perf_counter() - started)
+            if time.monotonic() - saved > self._checkpoint_seconds:
+                self.save()
+                saved = time.monotonic()
+        self.save()
+        self.folder.finish(self._outcome(ending))
+        return ending
+
+    def save(self) -> None:
+        """Write the checkpoint of the last recorded iteration."""
+        self.folder.sync()
+        save_atomically(
+            {
+                "iteration": self._rows[-1]["iteration"],
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "best": self._best,
+                "refused": self._refused,
+            },
+            self.folder.checkpoint,
+        )
+
+    def best_model(self) -> nn.Module:
+        """The model with the parameters of the lowest validation error (else the last ones)."""
+        if self._best:
+            self.model.load_state_dict(self._best["model"])
+        return self.model
+
+    # Recording ------------------------------------------------------------------------------
+
+    def _record(self, result: StepResult | None, seconds: float) -> None:
+        last = self._rows[-1] if self._rows else {"iteration": -1, "seconds": 0.0, "passes": 0.0}
+        row: Row = {
+            "iteration": last["iteration"] + 1,
+            "seconds": last["seconds"] + seconds,
+            "passes": last["passes"] + (result.passes if result else 0.0),
+            **self._errors(),
+        }
+        if result is not None:
+            row |= _account(result)
+            self._refused = 0 if result.status.moved else self._refused + 1
+        self._keep_best(row)
+        self._rows.append(row)
+        self.folder.append(row)
+        if self._on_row is not None:
+            self._on_row(row, result)
+
+    def _errors(self) -> dict[str, float | None]:
+        problem = self.problem
+        return {
+            "train": self._error(problem.train),
+            "validation": None if problem.validation is None else self._error(problem.validation),
+            "test": self._error(problem.test),
+        }
+
+    @torch.no_grad()
+    def _error(self, split: Split) -> float:
+        inputs, targets = split
+        total = torch.zeros((), dtype=torch.float64, device=inputs.device)
+        for x, y in zip(inputs.split(METRIC_BATCH), targets.split(METRIC_BATCH), strict=True):
+            total += self.problem.metric.per_sample(self.model(x), y).sum(dtype=torch.float64)
+        return float(total) / len(inputs)
+
+    def _keep_best(self, row: Row) -> None:
+        error = row["validation"]
+        if error is None or not math.isfinite(error):
+            return
+        if not self._best or error < self._best["validation"]:
+            model = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
+            self._best = {"validation": error, "iteration": row["iteration"], "model": model}
+
+    # Deciding -------------------------------------------------------------------------------
+
+    def _ending(self) -> Ending | None:
+        last, limits = self._rows[-1], self.limits
+        if self.interrupted:
+            return Ending.INTERRUPTED
+        for limit, reached, ending in (
+            (limits.iterations, last["iteration"], Ending.ITERATIONS),
+            (limits.seconds, last["seconds"], Ending.SECONDS),
+            (limits.passes, last["passes"], Ending.PASSES),
+            (limits.refusals, self._refused, Ending.STUCK),
+        ):
+            if limit is not None and reached >= limit:
+                return ending
+        return Ending.EARLY_STOP if self._has_stopped_falling() else None
+
+    def _has_stopped_falling(self) -> bool:
+        limits, last = self.limits, self._rows[-1]
+        if limits.early_stop is None or last["iteration"] < limits.fewest_iterations:
+            return False
+        errors = [(row["passes"], row["validation"]) for row in self._rows]
+        if errors[-1][1] is None:
+            return False
+        past = (1 - limits.early_stop) * last["passes"]
+        before = min(error for passes, error in errors if passes <= past)
+        now = min(error for _, error in errors)
+        return bool(now >= (1 - limits.tolerance) * before)
+
+    def _outcome(self, ending: Ending) -> dict[str, Any]:
+        last = self._rows[-1]
+        return {
+            "ending": ending.name.lower(),
+            "sentence": ending.value,
+            "last": last,
+            "best": next(
+                (row for row in self._rows if row["iteration"] == self._best.get("iteration")),
+                last,
+            ),
+        }
+
+
+def _account(result: StepResult) -> Row:
+    """What a step did, as plain numbers for the record."""
+    return {
+        "loss": result.loss,
+        "loss_before": result.loss_before,
+        "loss_after": result.loss_after,
+        "status": result.status.name.lower(),
+        "noise": result.noise,
+        "gradient_norm": result.gradient_norm,
+        "step_norm": result.step_norm,
+        "rank": result.rank,
+        "ritz_values": list(result.ritz_values),
+        "search_iterations": result.iterations,
+        "evaluations": result.evaluations,
+        "products": result.products,
+        "phases": result.seconds,
+    }
+
+
+def _wait_for_device(model: nn.Module) -> None:
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
