@@ -146,14 +146,14 @@ def test_the_limit_on_seconds_counts_training_alone(tmp_path: Path) -> None:
     ],
 )
 def test_early_stopping_by_hand(tmp_path: Path, numbers: list[float], stops: bool) -> None:
-    limits = Limits(iterations=21, fewest_iterations=20)
+    limits = Limits(iterations=21, fewest_passes=20)
     training = scripted(tmp_path, [*numbers, 1.0], limits)
     assert training.run() is (Ending.EARLY_STOP if stops else Ending.ITERATIONS)
     assert training.folder.rows()[-1]["iteration"] == (20 if stops else 21)
 
 
-def test_early_stopping_waits_for_the_fewest_iterations(tmp_path: Path) -> None:
-    training = scripted(tmp_path, [5.0] * 99, Limits(fewest_iterations=7))
+def test_early_stopping_waits_for_the_fewest_passes(tmp_path: Path) -> None:
+    training = scripted(tmp_path, [5.0] * 99, Limits(fewest_passes=7))
     assert training.run() is Ending.EARLY_STOP
     assert training.folder.rows()[-1]["iteration"] == 7
 

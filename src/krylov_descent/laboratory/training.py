@@ -53,7 +53,8 @@ class Limits:
             this last part of the passes. By work and not by iterations, because an iteration of
             one optimiser is worth a hundred of another's.
         tolerance: see `early_stop`.
-        fewest_iterations: early stopping waits this long.
+        fewest_passes: early stopping waits this long: autoencoders sit on a plateau at first, near
+            the error of the mean image (HF on CURVES for some 300 passes).
         refusals: stop after so many steps in a row that changed nothing.
     """
 
@@ -62,7 +63,7 @@ class Limits:
     passes: float | None = None
     early_stop: float | None = 0.25
     tolerance: float = 0.01
-    fewest_iterations: int = 20
+    fewest_passes: float = 500.0
     refusals: int = 10
 
 
@@ -226,7 +227,7 @@ class Training:
 
     def _has_stopped_falling(self) -> bool:
         limits, last = self.limits, self._rows[-1]
-        if limits.early_stop is None or last["iteration"] < limits.fewest_iterations:
+        if limits.early_stop is None or last["passes"] < limits.fewest_passes:
             return False
         errors = [(row["passes"], row["validation"]) for row in self._rows]
         if errors[-1][1] is None:
