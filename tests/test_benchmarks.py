@@ -11,6 +11,10 @@ from benchmarks import __main__ as harness
 from benchmarks import environment, memory, product, tables, timing
 from benchmarks.parts import PARTS, result_file
 
+# Importing curvlinops compiles something with it.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)
 CPU = torch.device("cpu")
 PAGE = "before\n\n<!-- generated:product -->\nold\n<!-- end:product -->\n\nafter\n"
 
