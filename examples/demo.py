@@ -66,7 +66,7 @@ def lbfgs(model: nn.Module, images: Tensor) -> Callable[[float], object]:
 
 
 def adam(model: nn.Module, images: Tensor) -> Callable[[float], object]:
-    """The best of rates 1e-2, 2e-2, 3e-2 and batches 100, 200 here; the rate falls to zero."""
+    """The best of three rates and batches tried here; the rate falls linearly to zero."""
     rate, batch = 2e-2, 100
     optimizer = torch.optim.Adam(model.parameters())
     generator = torch.Generator().manual_seed(0)
