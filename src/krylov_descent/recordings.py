@@ -26,7 +26,7 @@ from krylov_descent.losses import first_line
 from krylov_descent.network import Network
 from krylov_descent.parameters import FlatParameters
 
-LARGEST = 64 << 20
+LARGEST = 16 << 20
 PULSE_SAMPLES = 8
 PULSE_TOLERANCE = 1e-3
 WARM_UPS = 2

@@ -75,8 +75,8 @@ class KSD(DataOptimizer):
 
     Activations: those of one micro-batch; for curvature products the graphs of all of B while
     they fit `activation_memory`, else they are rebuilt for each product (`graphs_kept`). With CUDA
-    graphs, which are for models up to 64 MiB, the activations of B and C and a few vectors more
-    stay allocated between steps.
+    graphs, which are for models up to 16 MiB, the activations of B and C and up to four vectors
+    more stay allocated between steps.
 
     Example:
         >>> optimizer = KSD(model, torch.nn.CrossEntropyLoss())
