@@ -70,11 +70,10 @@ class Recordings:
         few = batch.rows(0, PULSE_SAMPLES)
         pulse = self._get("pulse", few, RecordedLosses)
         if pulse is not None:
-            with torch.no_grad():
-                fresh = self._network.sample_losses(few, eager=True).double()
-                error = (pulse(few).double() - fresh).abs().sum()
-                if not bool(error <= PULSE_TOLERANCE * fresh.abs().sum()):
-                    self.clear()
+            fresh = self._network.sample_losses(few, eager=True).detach().double()
+            error = (pulse(few).double() - fresh).abs().sum()
+            if not bool(error <= PULSE_TOLERANCE * fresh.abs().sum()):
+                self.clear()
 
     def losses(self, batch: Batch) -> "RecordedLosses | None":
         """The per-sample losses of a batch."""
@@ -156,11 +155,10 @@ class RecordedLosses:
     def __init__(self, network: Network, static: Batch) -> None:
         self._batch = static
 
-        @torch.no_grad()
-        def run() -> Tensor:
-            return network.sample_losses(static, eager=True)
-
-        self._graph, self._losses = _record(run)
+        # With grad mode on, which a forward pass that differentiates by itself needs.
+        self._graph, self._losses = _record(
+            lambda: network.sample_losses(static, eager=True).detach()
+        )
 
     def __call__(self, batch: Batch) -> Tensor:
         """The losses at the parameters as they are; overwritten by the next call."""

@@ -20,12 +20,16 @@ class RepeatedObjective:
 
     def __init__(self, objective: Objective, samples: Samples) -> None:
         self._objective, self.samples = objective, samples
+        self._recorded, self._recorded_losses = None, None
         batch = self._single_batch()
-        self._recorded = None if batch is None else objective.recordings.evaluation(batch)
-        self._recorded_losses = None if batch is None else objective.recordings.losses(batch)
-        if self._recorded is not None and batch is not None:
-            self._batch = batch
-            self._normaliser = float(objective.network.loss.normaliser(batch.targets, batch.size))
+        if batch is None:
+            return
+        self._batch = batch
+        self._normaliser = float(objective.network.loss.normaliser(batch.targets, batch.size))
+        if self._normaliser:  # else the objective says what is wrong
+            self._recorded = objective.recordings.evaluation(batch)
+            self._recorded_losses = objective.recordings.losses(batch)
+        if self._recorded is not None:
             self._recorded.load(batch)
 
     def value_and_gradient(self) -> Evaluation:
@@ -47,10 +51,9 @@ class RepeatedObjective:
         return self._recorded_losses(self._batch).to("cpu", torch.float64)
 
     def _single_batch(self) -> Batch | None:
-        """The samples as one batch on the device, where they are that and count for something."""
+        """The samples as one batch on the device, where recording is possible and they fit."""
         objective = self._objective
         if not isinstance(self.samples, InMemory) or not objective.recordings.possible:
             return None
         batch = self.samples.batch.to(objective.parameters.device)
-        weight = float(objective.network.loss.normaliser(batch.targets, batch.size))
-        return batch if weight and 0 < batch.size <= objective.micro_batch else None
+        return batch if 0 < batch.size <= objective.micro_batch else None

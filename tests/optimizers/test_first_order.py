@@ -11,12 +11,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from krylov_descent import FirstOrder, Status
 from tests.optimizers.nets import (
-    check_an_error_on_the_way_leaves_no_trace,
-    check_copies_step_by_themselves,
-    check_errors,
-    check_frozen_parameters_stay,
-    check_grad_is_left_alone,
-    check_refusals,
     classes,
     net,
     parameters_of,
@@ -203,24 +197,6 @@ def test_class_weights_are_averaged_as_torch_does() -> None:
 
 
 # Steps that go wrong --------------------------------------------------------------------------
-
-
-def test_faults_are_refused() -> None:
-    check_refusals(FirstOrder)
-    check_errors(FirstOrder, walks_once=True)
-
-
-def test_gradients_and_frozen_parameters_are_left_alone() -> None:
-    check_grad_is_left_alone(FirstOrder)
-    check_frozen_parameters_stay(FirstOrder)
-
-
-def test_copies_step_by_themselves() -> None:
-    check_copies_step_by_themselves(FirstOrder)
-
-
-def test_an_error_on_the_way_leaves_no_trace() -> None:
-    check_an_error_on_the_way_leaves_no_trace(lambda m, loss: FirstOrder(m, loss, batch_size=8))
 
 
 def test_an_epoch_that_diverges_is_undone_with_the_optimisers_state() -> None:

@@ -13,12 +13,6 @@ from krylov_descent import HessianFree, Objective, Status
 from krylov_descent.conjugate_gradient import CGResult, CGStop, conjugate_gradient
 from tests import dense
 from tests.optimizers.nets import (
-    check_an_error_on_the_way_leaves_no_trace,
-    check_copies_step_by_themselves,
-    check_errors,
-    check_frozen_parameters_stay,
-    check_grad_is_left_alone,
-    check_refusals,
     classes,
     net,
     parameters_of,
@@ -283,24 +277,6 @@ def test_a_product_that_is_not_finite_refuses_the_step_and_forgets_the_start() -
     assert torch.equal(parameters_of(model), before)
     assert optimizer.damping == 3.0
     assert optimizer._get_vector("last_iterate") is None
-
-
-def test_faults_are_refused() -> None:
-    check_refusals(HessianFree)
-    check_errors(HessianFree, walks_once=False)
-
-
-def test_gradients_and_frozen_parameters_are_left_alone() -> None:
-    check_grad_is_left_alone(HessianFree)
-    check_frozen_parameters_stay(HessianFree)
-
-
-def test_copies_step_by_themselves() -> None:
-    check_copies_step_by_themselves(HessianFree)
-
-
-def test_an_error_on_the_way_leaves_no_trace() -> None:
-    check_an_error_on_the_way_leaves_no_trace(lambda m, loss: HessianFree(m, loss, chunk_size=20))
 
 
 @pytest.mark.parametrize(

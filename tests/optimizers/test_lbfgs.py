@@ -10,12 +10,6 @@ from torch import Tensor, nn
 
 from krylov_descent import LBFGS, Objective, Status
 from tests.optimizers.nets import (
-    check_an_error_on_the_way_leaves_no_trace,
-    check_copies_step_by_themselves,
-    check_errors,
-    check_frozen_parameters_stay,
-    check_grad_is_left_alone,
-    check_refusals,
     classes,
     net,
     parameters_of,
@@ -75,24 +69,6 @@ def test_the_history_has_the_length_asked_for() -> None:
     optimizer.step(classes())
     (state,) = optimizer.state.values()
     assert len(state["old_dirs"]) == len(state["old_stps"]) == 3
-
-
-def test_faults_are_refused() -> None:
-    check_refusals(LBFGS)
-    check_errors(LBFGS, walks_once=False)
-
-
-def test_gradients_and_frozen_parameters_are_left_alone() -> None:
-    check_grad_is_left_alone(LBFGS)
-    check_frozen_parameters_stay(LBFGS)
-
-
-def test_copies_step_by_themselves() -> None:
-    check_copies_step_by_themselves(LBFGS)
-
-
-def test_an_error_on_the_way_leaves_no_trace() -> None:
-    check_an_error_on_the_way_leaves_no_trace(LBFGS)
 
 
 def test_without_a_decrease_nothing_changes_and_the_history_is_forgotten() -> None:

@@ -12,12 +12,6 @@ from torch import Tensor, nn
 
 from krylov_descent import NonlinearCG, Objective, Status
 from tests.optimizers.nets import (
-    check_an_error_on_the_way_leaves_no_trace,
-    check_copies_step_by_themselves,
-    check_errors,
-    check_frozen_parameters_stay,
-    check_grad_is_left_alone,
-    check_refusals,
     classes,
     net,
     parameters_of,
@@ -118,24 +112,6 @@ def test_float32_ends_at_its_noise_with_few_evaluations() -> None:
 
 
 # Steps that go wrong --------------------------------------------------------------------------
-
-
-def test_faults_are_refused() -> None:
-    check_refusals(NonlinearCG)
-    check_errors(NonlinearCG, walks_once=False)
-
-
-def test_gradients_and_frozen_parameters_are_left_alone() -> None:
-    check_grad_is_left_alone(NonlinearCG)
-    check_frozen_parameters_stay(NonlinearCG)
-
-
-def test_copies_step_by_themselves() -> None:
-    check_copies_step_by_themselves(NonlinearCG)
-
-
-def test_an_error_on_the_way_leaves_no_trace() -> None:
-    check_an_error_on_the_way_leaves_no_trace(NonlinearCG)
 
 
 def test_without_a_decrease_nothing_changes_and_the_memory_is_dropped() -> None:

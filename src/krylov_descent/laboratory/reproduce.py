@@ -109,7 +109,7 @@ def _cell(row: str, column: str, optimizer: str, **options: Any) -> Cell:
 
 
 def _table2() -> Iterator[Cell]:
-    # Settings chosen on the validation set; docs/results.md says what was tried.
+    # The best of a few short trial runs by validation error, not a search.
     best: dict[str, dict[str, Any]] = {
         "curves": {"dimension": 80, "subset_size": 0.25},
         CURVES_CODE_6: {"dimension": 80, "subset_size": 0.25},
