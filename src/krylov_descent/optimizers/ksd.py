@@ -1,6 +1,8 @@
 """Krylov Subspace Descent (Vinyals & Povey 2011), Algorithm 3."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, overload
 
 import torch
@@ -16,6 +18,7 @@ from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.preconditioner import Preconditioner, make_preconditioner
+from krylov_descent.recorded_basis import recorded_basis
 from krylov_descent.subsets import Reservoir, Size, SubsetSizes, draw
 from krylov_descent.subspace import Coordinates, Subspace, krylov_basis
 from krylov_descent.subspace_objective import SubspaceObjective
@@ -58,6 +61,9 @@ class KSD(DataOptimizer):
             free memory on a GPU by default.
         cuda_graphs: on a GPU, record products and evaluations once and replay them; False to run
             them as they are.
+        tf32: on a GPU, gradient, preconditioner and products in TensorFloat-32: several times as
+            fast for large layers, with three digits. Evaluations keep torch's own setting, so what
+            is minimised stays exact.
 
     Cost of a step, in gradients over one sample: |A|·4/3 + (K + 1)·|B|·4/3 + evaluations·|C|,
     with about K evaluations.
@@ -104,6 +110,7 @@ class KSD(DataOptimizer):
         micro_batch: int | None = None,
         activation_memory: int | None = None,
         cuda_graphs: bool = True,
+        tf32: bool = False,
     ) -> None:
         if dimension < 1:
             raise ValueError(f"`dimension` must be at least 1, found {dimension}")
@@ -128,6 +135,7 @@ class KSD(DataOptimizer):
         self.subset_sizes = SubsetSizes.checked(subset_size, dimension)
         self.bfgs_iterations = bfgs_iterations
         self.epsilon = epsilon
+        self.tf32 = tf32
 
     @overload  # type: ignore[override]
     def step(self, data: None = None, *, closure: None = None) -> None: ...
@@ -174,6 +182,18 @@ class KSD(DataOptimizer):
         self._zero_state(PREVIOUS_STEP)
 
 
+@contextmanager
+def _matmul_in_tf32(wanted: bool) -> Iterator[None]:
+    """Matrix products in TensorFloat-32 for a while."""
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = "tf32" if wanted else before
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
 class _Step:
     """One step under way: the algorithm's variables and the account of what it cost."""
 
@@ -185,9 +205,10 @@ class _Step:
         """Algorithm 3, lines 3 to 13."""
         account = self.account
         # Lines 3-5. The sets; gradient g and preconditioner D on A.
-        found, curvature_set, objective_set = self.gradient_and_sets(
-            data, curvature_data, objective_data
-        )
+        with _matmul_in_tf32(self.optimizer.tf32):
+            found, curvature_set, objective_set = self.gradient_and_sets(
+                data, curvature_data, objective_data
+            )
         norm = float(found.gradient.norm())
         account.note(gradient_norm=norm)
         if not math.isfinite(found.value):
@@ -198,7 +219,8 @@ class _Step:
             return account.refused(Status.STATIONARY)
 
         # Lines 6-9. Basis V and projected curvature on B; coordinates in which it is round.
-        subspace = self.subspace(curvature_set, found.gradient)
+        with _matmul_in_tf32(self.optimizer.tf32):
+            subspace = self.subspace(curvature_set, found.gradient)
         del found
         if not bool(subspace.curvature.isfinite().all()):
             return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
@@ -207,12 +229,14 @@ class _Step:
 
         # Lines 10-13. The best point a* of the subspace on C; d_prev ← V̄a*, θ ← θ + d_prev.
         theta = self.objective.parameters.copy()
-        function = SubspaceObjective(self.objective, objective_set, theta, subspace, coordinates)
         taken = None
         try:
-            start = function.evaluate(torch.zeros(subspace.rank, dtype=torch.float64))
-            best = self.search(function, start)
-            if best is not None and best.value < start.value:
+            function = SubspaceObjective(
+                self.objective, objective_set, theta, subspace, coordinates
+            )
+            start, gradient = function(torch.zeros(subspace.rank, dtype=torch.float64))
+            best = self.search(function, start, gradient)
+            if best is not None and best.value < start:
                 taken = self.take(function, theta, best, start)
         finally:
             if taken is None:
@@ -220,7 +244,7 @@ class _Step:
         if best is None:
             return account.refused(Status.NOT_FINITE, "the loss or its gradient on C is not finite")
         if taken is None:
-            reason = SCALED_AWAY if best.value < start.value else None
+            reason = SCALED_AWAY if best.value < start else None
             return account.refused(Status.NO_DECREASE, reason)
         return account.moved(str(best.reason), loss_after=taken)
 
@@ -257,13 +281,18 @@ class _Step:
         """Algorithm 2."""
         optimizer = self.optimizer
         product = optimizer.curvature.at(self.objective, curvature_set)
-        subspace = krylov_basis(
-            product,
-            optimizer.preconditioner.solve,
-            gradient,
-            optimizer._get_vector(PREVIOUS_STEP),
-            optimizer.dimension,
+        preconditioner, dimension = optimizer.preconditioner, optimizer.dimension
+        subspace = recorded_basis(
+            product, preconditioner, gradient, optimizer._get_vector(PREVIOUS_STEP), dimension
         )
+        if subspace is None:
+            subspace = krylov_basis(
+                product,
+                preconditioner.solve,
+                gradient,
+                optimizer._get_vector(PREVIOUS_STEP),
+                dimension,
+            )
         self.account.note(
             rank=subspace.rank,
             products=product.products,
@@ -274,17 +303,18 @@ class _Step:
         self.account.lap("basis")
         return subspace
 
-    def search(self, function: SubspaceObjective, start: Evaluation) -> BFGSResult | None:
-        """BFGS from a = 0; None where the objective is not finite there."""
-        self.account.note(loss_before=start.value, objective_samples=start.samples, evaluations=1)
-        gradient = function.project(start)
-        if not (math.isfinite(start.value) and bool(gradient.isfinite().all())):
+    def search(
+        self, function: SubspaceObjective, start: float, gradient: Tensor
+    ) -> BFGSResult | None:
+        """BFGS from a = 0, given value and gradient there; None where they are not finite."""
+        self.account.note(loss_before=start, objective_samples=function.samples, evaluations=1)
+        if not (math.isfinite(start) and bool(gradient.isfinite().all())):
             return None
         noise = function.noise(start, gradient)
         best = minimize_bfgs(
             function,
             torch.zeros_like(gradient),
-            initial=(start.value, gradient),
+            initial=(start, gradient),
             max_iterations=self.optimizer.bfgs_iterations,
             noise=noise,
         )
@@ -293,7 +323,7 @@ class _Step:
         return best
 
     def take(
-        self, function: SubspaceObjective, theta: Tensor, best: BFGSResult, start: Evaluation
+        self, function: SubspaceObjective, theta: Tensor, best: BFGSResult, start: float
     ) -> float | None:
         """Write θ + d into the parameters and return the objective on C there.
 
@@ -304,9 +334,9 @@ class _Step:
         self.objective.parameters.assign(theta + step)
         if scaled:
             value = function.value()
-            self.account.count(start.samples)
+            self.account.count(function.samples)
             # Values with and without autograd may differ by rounding: lr = 0 is no decrease.
-            if not (value < start.value and bool(step.any())):
+            if not (value < start and bool(step.any())):
                 return None
         self.optimizer._set_vector(PREVIOUS_STEP, step)
         self.account.note(step_norm=float(step.norm()))
