@@ -14,10 +14,12 @@ from krylov_descent.cli.options import pairs
 from krylov_descent.laboratory.contenders import CONTENDERS
 from krylov_descent.laboratory.problems import PROBLEMS
 from krylov_descent.laboratory.record import RunFolder
+from krylov_descent.laboratory.replays import file_name
 from krylov_descent.laboratory.reproduce import EXHIBITS, HF, PAPER, Cell, Exhibit
 from krylov_descent.laboratory.runs import RunSettings, settings_of
-from krylov_descent.laboratory.sources import SOURCES
+from krylov_descent.laboratory.sources import SOURCES, Source
 from krylov_descent.laboratory.training import Limits
+from tests.laboratory.replay_files import write_matchup
 
 OPTIONS = {"train": 30, "validation": 10, "test": 10}
 TINY = ["--small", *(w for k, v in OPTIONS.items() for w in ("--problem-set", f"{k}={v}"))]
@@ -107,7 +109,7 @@ def test_problems_are_listed(ksd: Ksd) -> None:
     answer = ksd("problems")
     assert answer.code == 0
     assert fits(answer.out)
-    assert re.findall(r"^  ([a-z-]+) ", answer.out, re.MULTILINE) == ["name", *PROBLEMS]
+    assert re.findall(r"^  ([a-z0-9-]+) ", answer.out, re.MULTILINE) == ["name", *PROBLEMS]
 
 
 def test_a_problem_shows_its_options(ksd: Ksd) -> None:
@@ -263,7 +265,11 @@ def test_a_run_is_told_and_recorded(ksd: Ksd) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "ending"),
-    [(["--passes", "2.5"], "passes"), (["--seconds", "0"], "seconds")],
+    [
+        (["--passes", "2.5"], "passes"),
+        (["--seconds", "0"], "seconds"),
+        (["--target", "1e9"], "solved"),
+    ],
 )
 def test_limits(ksd: Ksd, limit: list[str], ending: str) -> None:
     assert ksd(*ADAM, *limit).code == 0
@@ -314,6 +320,17 @@ def test_resuming_takes_new_limits_and_refuses_new_settings(ksd: Ksd) -> None:
     limits = settings_of(folder.config()).limits
     assert limits == Limits(passes=4.0, early_stop=None)
     assert folder.config()["command"].endswith("--passes 4.0 --no-early-stop --folder run")
+
+
+def test_resuming_keeps_the_target_or_takes_a_new_one(ksd: Ksd) -> None:
+    folder = RunFolder(Path("run"))
+    assert ksd(*ADAM, "--iterations", "1", "--target", "1e-6", "--folder", "run").code == 0
+    assert "--target 1e-06" in folder.config()["command"]
+    assert ksd("train", "--resume", "run", "--iterations", "2").code == 0
+    assert settings_of(folder.config()).limits == Limits(iterations=2, target=1e-6)
+    assert ksd("train", "--resume", "run", "--target", "1e9").code == 0
+    assert settings_of(folder.config()).limits == Limits(iterations=2, target=1e9)
+    assert len(folder.rows()) == 3
 
 
 def test_a_damaged_run_folder_is_one_sentence(ksd: Ksd) -> None:
@@ -445,6 +462,70 @@ def test_a_row_whose_data_are_not_there_does_not_hide_the_others(ksd: Ksd) -> No
     assert "train-images-idx3-ubyte.gz is damaged" in answer.sentence
     assert re.search(r"\n    KSD, paper's settings +[\d.]+", answer.out)
     assert re.search(r"\n +HF +missing", answer.out)
+
+
+def test_the_splits_of_a_row_share_a_line_and_yardsticks_stand_beside(
+    ksd: Ksd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_matchup(monkeypatch, Path("data"), games=60)
+    cells = tuple(
+        Cell(
+            row="starcraft",
+            column=column,
+            settings=RunSettings(
+                problem="starcraft",
+                problem_options={"split": split},
+                optimizer=optimizer,
+                limits=Limits(iterations=1),
+            ),
+            split=split,
+        )
+        for split in range(3)
+        for column, optimizer in (
+            (HF, "sgd"),
+            (PAPER, "adam"),
+            ("Regression", "logistic-regression"),
+        )
+    )
+    unfinished = replace(cells[0], column="Later", split=7)
+    table = Exhibit(name="table0", title="A table", cells=(*cells, unfinished))
+    monkeypatch.setitem(EXHIBITS, "table0", replace(table, cells=cells))
+    assert ksd("reproduce", "table0", "--data", "data").code == 0
+    monkeypatch.setitem(EXHIBITS, "table0", table)
+    monkeypatch.setitem(SOURCES, file_name("TvZ", "Zerg"), Source("starcraft/x", None, None))
+    answer = ksd("reproduce", "table0", "--data", "data")
+    assert "starcraft, Regression, split 2: there already" in answer.out
+    shown = answer.out[answer.out.index("A table") :]
+    assert fits(shown)
+    number = r"[\d.]+ ± [\d.]+%"
+    assert re.search(rf"\n    HF +{number} +{number} *\n", shown)
+    assert re.search(rf"\n    KSD, paper's settings +{number} +{number} +", shown)
+    assert re.search(rf"\n    Regression +{number} +{number} *\n", shown)
+    assert re.search(r"\n    Later +missing", shown)
+    means = json.loads(Path("runs/reproduce/table0.json").read_text())["means"]
+    assert [(mean["column"], mean["test"]["splits"]) for mean in means] == [
+        (HF, 3),
+        (PAPER, 3),
+        ("Regression", 3),
+    ]
+
+
+def test_yardsticks_are_trained_and_compared_by_name(
+    ksd: Ksd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_matchup(monkeypatch, Path("data"), games=60)
+    words = ["--data", "data", "--seconds", "0.1", "--optimizers", "adam,logistic-regression"]
+    answer = ksd("compare", "starcraft", *words)
+    assert answer.code == 0
+    assert re.search(r"\n *Logistic +[\d.]+% +[\d.]+% +[\d.]+% .* fitted", answer.out)
+    assert "Logistic regression" in Path("runs/compare-starcraft-0/report.html").read_text()
+    answer = ksd("train", "starcraft", "--optimizer", "gradient-boosting", "--data", "data")
+    assert answer.code == 0
+    assert "It ended because the method has no iterations" in answer.out
+    answer = ksd("train", "curves", *TINY, "--optimizer", "gradient-boosting")
+    assert "'gradient-boosting' is for classification, 'curves' is not" in answer.sentence
+    assert "logistic-regression, gradient-boosting" in ksd("optimizers").out
+    assert "Scikit-learn's" in ksd("optimizers", "gradient-boosting").out
 
 
 @pytest.mark.usefixtures("small_exhibits")

@@ -1,119 +1,89 @@
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from krylov_descent.laboratory.choices import UnknownNameError
-from krylov_descent.laboratory.problems import PROBLEMS
-from krylov_descent.laboratory.record import RunFolder
+from krylov_descent.laboratory.problems import PROBLEMS, starcraft
+from krylov_descent.laboratory.problems.mnist import PUBLISHED as MNIST_PUBLISHED
 from krylov_descent.laboratory.reproduce import (
     BEST,
-    CURVE_POINTS,
-    CURVES_CODE_6,
     EXHIBITS,
+    FORMS,
     HF,
     PAPER,
+    STARCRAFT_OPPONENT,
+    by_line,
     exhibit,
-    ratio_of,
-    summarize,
-    time_ratio,
 )
-from tests.laboratory.example_runs import config, rows, write_run
-
-Points = list[tuple[float, float]]
-
-
-def ended(path: Path, points: Points, ending: str | None = "early_stop") -> RunFolder:
-    """A run with these (seconds, training error)."""
-    folder = RunFolder(path)
-    folder.begin(config())
-    metrics = [
-        {"iteration": i, "seconds": s, "passes": i, "train": e, "validation": e, "test": e}
-        for i, (s, e) in enumerate(points)
-    ]
-    for row in metrics:
-        folder.append(row)
-    if ending is not None:
-        folder.finish({"ending": ending, "sentence": "", "best": metrics[-1], "last": metrics[-1]})
-    return folder
-
-
-# HF ends at 4.0 after 40 s; KSD passes 4.0 at 6 s and ends at 1.0 after 10 s.
-KSD_POINTS = [(0.0, 9.0), (3.0, 5.0), (6.0, 3.5), (10.0, 1.0)]
-HF_POINTS = [(0.0, 9.0), (12.0, 6.0), (24.0, 4.0), (40.0, 4.0)]
-
-
-@pytest.mark.parametrize(
-    ("ksd", "hf", "total", "bound"),
-    [
-        ("early_stop", "early_stop", 0.25, ""),
-        ("early_stop", "stuck", 0.25, ""),
-        ("early_stop", "seconds", 0.25, "at most"),
-        ("iterations", "early_stop", 0.25, "at least"),
-        ("seconds", "passes", None, ""),
-    ],
-)
-def test_the_time_ratios_by_hand(
-    tmp_path: Path, ksd: str, hf: str, total: float | None, bound: str
-) -> None:
-    ratio = time_ratio(
-        ended(tmp_path / "ksd", KSD_POINTS, ksd), ended(tmp_path / "hf", HF_POINTS, hf)
-    )
-    assert ratio is not None
-    assert (ratio.total, ratio.bound) == (total, bound)
-    assert ratio.to_worse == 6.0 / 24.0
-
-
-def test_the_time_to_equal_error_where_ksd_is_the_worse(tmp_path: Path) -> None:
-    ours = [(0.0, 9.0), (2.0, 5.0)]
-    ratio = time_ratio(ended(tmp_path / "ksd", ours), ended(tmp_path / "hf", HF_POINTS))
-    assert ratio is not None
-    assert ratio.to_worse == 2.0 / 24.0
-
-
-def test_an_error_that_hf_begins_with_takes_no_time(tmp_path: Path) -> None:
-    ratio = time_ratio(
-        ended(tmp_path / "ksd", [(0.0, 9.0), (2.0, 9.5)]), ended(tmp_path / "hf", HF_POINTS)
-    )
-    assert ratio is not None
-    assert ratio.to_worse is None
-
-
-@pytest.mark.parametrize("ending", [None, "interrupted"])
-def test_an_unfinished_run_has_no_ratio(tmp_path: Path, ending: str | None) -> None:
-    ksd = ended(tmp_path / "ksd", KSD_POINTS, ending)
-    hf = ended(tmp_path / "hf", HF_POINTS)
-    assert time_ratio(ksd, hf) is None
-    assert time_ratio(hf, ksd) is None
-    assert time_ratio(hf, RunFolder(tmp_path / "nothing")) is None
 
 
 def test_table2_has_all_problems_with_three_runs_each() -> None:
     table = exhibit("table2")
-    assert [row for row in table.rows if row != CURVES_CODE_6] == list(PROBLEMS)
+    rows = [row for row in table.rows if row not in FORMS]
+    assert rows == [name for name in PROBLEMS if name in rows]
+    assert {"curves", *MNIST_PUBLISHED, "speech", starcraft.NAME} == set(rows)
     for row in table.rows:
+        if row.startswith(starcraft.NAME):
+            continue
         cells = {cell.column: cell.settings for cell in table.of_rows([row])}
         assert list(cells) == [HF, PAPER, BEST]
         assert [cells[c].optimizer for c in (HF, PAPER, BEST)] == ["hf", "ksd-paper", "ksd"]
-        problem, options = ("curves", {"code_size": 6}) if row == CURVES_CODE_6 else (row, {})
+        problem, options = FORMS.get(row, (row, {}))
         for settings in cells.values():
             assert (settings.problem, settings.problem_options) == (problem, options)
         assert all(settings.limits.early_stop for settings in cells.values())
 
 
-def test_figure2_has_both_methods_with_both_curvatures_and_lbfgs() -> None:
+@pytest.mark.parametrize(
+    ("row", "options"), [(starcraft.NAME, {}), (STARCRAFT_OPPONENT, {"observed": "opponent"})]
+)
+def test_starcraft_has_its_methods_on_ten_splits(row: str, options: dict[str, str]) -> None:
+    lines = by_line(exhibit("table2").of_rows([row]))
+    methods = [column for _, column in lines]
+    assert methods == [HF, PAPER, BEST, "L-BFGS", "Logistic regression", "Gradient boosting"]
+    for cells in lines.values():
+        assert [cell.split for cell in cells] == list(range(10))
+        assert [cell.settings.problem_options for cell in cells] == [
+            {**options, "split": split} for split in range(10)
+        ]
+        assert len({(cell.settings.optimizer, cell.settings.seed) for cell in cells}) == 1
+        assert {cell.settings.problem for cell in cells} == {starcraft.NAME}
+    assert lines[row, HF][3].title == f"{row}, HF, split 3"
+
+
+@pytest.mark.parametrize(("name", "row"), [("figure1", "speech"), ("figure2", "curves")])
+def test_the_figures_have_both_methods_with_both_curvatures_and_lbfgs(name: str, row: str) -> None:
+    cells = exhibit(name).cells
+    assert {cell.row for cell in cells} == {cell.settings.problem for cell in cells} == {row}
     runs = [
         (cell.settings.optimizer, cell.settings.optimizer_options.get("curvature"))
-        for cell in exhibit("figure2").cells
+        for cell in cells
     ]
     assert runs == [
-        ("ksd-paper", "gauss-newton"),
+        ("ksd", None),
+        ("ksd-paper", None),
         ("ksd-paper", "hessian"),
-        ("hf", "gauss-newton"),
+        ("hf", None),
         ("hf", "hessian"),
         ("lbfgs", None),
     ]
+
+
+def test_a_figure_shares_the_runs_of_the_table(tmp_path: Path) -> None:
+    table = {cell.folder(tmp_path).path: cell.settings for cell in exhibit("table2").cells}
+    shared = [cell for cell in exhibit("figure2").cells if cell.column in (BEST, PAPER, HF)]
+    assert len(shared) == 3
+    for cell in shared:
+        assert table[cell.folder(tmp_path).path] == cell.settings
+
+
+def test_rows_may_have_limits_of_their_own() -> None:
+    table = exhibit("table2")
+    limits = {cell.row: cell.settings.limits for cell in table.cells}
+    assert (limits["speech"].seconds, limits["speech"].fewest_passes) == (120.0, 100.0)
+    assert (limits["curves"].seconds, limits["curves"].fewest_passes) == (600.0, 500.0)
+    figure = exhibit("figure1").cells
+    assert all(cell.settings.limits == limits["speech"] for cell in figure)
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
@@ -131,7 +101,8 @@ def test_the_quick_form_is_small_short_and_keeps_the_curvature() -> None:
         assert cell.settings.problem_options["size"] == "small"
         assert original.settings.problem_options == {}
         assert cell.settings.limits.seconds == 20.0
-        assert cell.settings.optimizer_options == original.settings.optimizer_options
+        kept = original.settings.optimizer_options.get("curvature")
+        assert cell.settings.optimizer_options == ({"curvature": kept} if kept else {})
     table = exhibit("table2").adapted("cpu", quick=True)
     assert all(cell.settings.optimizer_options == {} for cell in table.cells)
 
@@ -143,57 +114,9 @@ def test_unknown_names_suggest_the_nearest() -> None:
         exhibit("table2").of_rows(["curve"])
 
 
-def cell_folder(base: Path, row: str, column: str) -> RunFolder:
-    cells = exhibit("table2").of_rows([row])
-    return next(cell for cell in cells if cell.column == column).folder(base)
-
-
-def summary(base: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    found = json.loads(summarize(exhibit("table2"), base).read_text())
-    assert found["title"] == "Table 2 of the paper"
-    return {(cell["row"], cell["column"]): cell for cell in found["cells"]}
-
-
-def test_the_summary_of_nothing_has_every_cell_as_missing(tmp_path: Path) -> None:
-    found = summary(tmp_path / "results")
-    assert len(found) == len(exhibit("table2").cells)
-    assert all(cell["outcome"] is None for cell in found.values())
-
-
-def test_the_summary_has_what_each_cell_found(tmp_path: Path) -> None:
-    ended(cell_folder(tmp_path, "curves", HF).path, HF_POINTS)
-    ended(cell_folder(tmp_path, "curves", PAPER).path, KSD_POINTS)
-    ended(cell_folder(tmp_path, "curves", BEST).path, KSD_POINTS, None)
-    ended(cell_folder(tmp_path, "mnist-autoencoder", PAPER).path, KSD_POINTS, "interrupted")
-    found = summary(tmp_path)
-    cell = found["curves", PAPER]
-    assert cell["outcome"]["ending"] == "early_stop"
-    assert cell["outcome"]["best"]["train"] == 1.0
-    assert cell["time_ratio"] == {"total": 0.25, "bound": "", "to_worse": 0.25}
-    assert cell["command"] == config()["command"]
-    assert cell["versions"] == config()["versions"]
-    assert [(row["seconds"], row["train"]) for row in cell["curve"]] == KSD_POINTS
-    assert "time_ratio" not in found["curves", HF]
-    assert found["curves", BEST]["outcome"] is None  # unfinished
-    assert found["mnist-autoencoder", PAPER]["outcome"] is None  # interrupted
-    assert sum(cell["outcome"] is not None for cell in found.values()) == 2
-
-
-def test_long_runs_are_thinned_and_keep_their_end(tmp_path: Path) -> None:
-    folder = cell_folder(tmp_path, "curves", HF)
-    write_run(folder.path, metrics=rows(steps=777), ending=None)
-    last = folder.rows()[-1]
-    folder.finish({"ending": "early_stop", "best": last, "last": last})
-    cell = summary(tmp_path)["curves", HF]
-    assert CURVE_POINTS / 2 < len(cell["curve"]) <= CURVE_POINTS + 1
-    assert cell["curve"][0]["iteration"] == 0
-    assert cell["curve"][-1]["iteration"] == 777
-    assert "ritz_values" not in cell["outcome"]["last"]
-    assert cell["outcome"]["last"]["loss"] == last["loss"]
-
-
-def test_only_ksd_is_measured_against_hf(tmp_path: Path) -> None:
-    ended(cell_folder(tmp_path, "curves", HF).path, HF_POINTS)
-    ended(cell_folder(tmp_path, "curves", BEST).path, KSD_POINTS)
-    ratios = [ratio_of(cell, tmp_path) for cell in exhibit("table2").of_rows(["curves"])]
-    assert [ratio is not None for ratio in ratios] == [False, False, True]
+def test_the_quick_form_has_two_splits() -> None:
+    quick = exhibit("table2").adapted("cpu", quick=True).of_rows([starcraft.NAME])
+    assert {cell.split for cell in quick} == {0, 1}
+    assert all(
+        cell.settings.problem_options == {"split": cell.split, "size": "small"} for cell in quick
+    )

@@ -115,6 +115,9 @@ def test_errors_of_large_splits_are_gathered_in_parts(
         (Limits(passes=4.1), Ending.PASSES, 3),
         (Limits(seconds=0.0), Ending.SECONDS, 0),
         (Limits(iterations=3, passes=6.0), Ending.ITERATIONS, 3),  # both: the first of the two
+        (Limits(target=7.0), Ending.SOLVED, 4),  # below it, not at it
+        (Limits(target=7.5, iterations=3), Ending.SOLVED, 3),
+        (Limits(target=1.0, iterations=3), Ending.ITERATIONS, 3),
     ],
 )
 def test_the_limits(tmp_path: Path, limits: Limits, ending: Ending, iterations: int) -> None:
@@ -158,8 +161,9 @@ def test_early_stopping_waits_for_the_fewest_passes(tmp_path: Path) -> None:
     assert training.folder.rows()[-1]["iteration"] == 7
 
 
-def test_nothing_validated_means_no_early_stop(tmp_path: Path) -> None:
-    training = scripted(tmp_path, [5.0] * 40, Limits(iterations=40), validation=False)
+def test_nothing_validated_means_no_early_stop_and_no_target(tmp_path: Path) -> None:
+    limits = Limits(iterations=40, target=6.0)
+    training = scripted(tmp_path, [5.0] * 40, limits, validation=False)
     assert training.run() is Ending.ITERATIONS
     assert all(row["validation"] is None for row in training.folder.rows())
 

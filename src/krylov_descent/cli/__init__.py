@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 import typer
 
-from krylov_descent.cli import exhibits, listing, reporting, training
+from krylov_descent.cli import exhibits, listing, reporting, training, words
 from krylov_descent.cli.running import complaints
 from krylov_descent.laboratory.checkpoint import CheckpointError
 from krylov_descent.laboratory.record import RunFolderError
@@ -47,6 +47,7 @@ COMMANDS: dict[Callable[..., None], tuple[str, ...]] = {
         "ksd report runs/compare-curves-0",
         "ksd report runs/ksd runs/hf -o page.html",
     ),
+    words.words: ("ksd words runs/speech-ksd-0 --device cuda",),
     listing.problems: ("ksd problems", "ksd problems curves"),
     listing.optimizers: ("ksd optimizers", "ksd optimizers ksd", "ksd optimizers torch.optim.SGD"),
 }

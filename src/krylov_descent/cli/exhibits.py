@@ -1,7 +1,7 @@
 """`ksd reproduce`: the paper's table and figures, cell by cell."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich import box
@@ -16,21 +16,14 @@ from krylov_descent.cli.running import (
     say,
     say_interrupted,
 )
+from krylov_descent.laboratory.exhibit_lines import headings, lines
 from krylov_descent.laboratory.figures import draw_convergence
 from krylov_descent.laboratory.problems.problem import Problem
-from krylov_descent.laboratory.reproduce import (
-    EXHIBITS,
-    Cell,
-    Exhibit,
-    Ratio,
-    exhibit,
-    ratio_of,
-    summarize,
-)
+from krylov_descent.laboratory.reproduce import EXHIBITS, Cell, Exhibit, exhibit
+from krylov_descent.laboratory.results import summarize
 from krylov_descent.laboratory.runs import load
 from krylov_descent.laboratory.training import Ending
 
-SIGNS = {"": "", "at most": "≤ ", "at least": "≥ "}
 Name = Annotated[
     str, typer.Argument(metavar="EXHIBIT", help=" or ".join(EXHIBITS) + ".", show_default=False)
 ]
@@ -43,6 +36,10 @@ Rows = Annotated[
 Quick = Annotated[
     bool,
     typer.Option("--quick", help="Small forms, 20 seconds each, to try it.", rich_help_panel=WHAT),
+]
+Show = Annotated[
+    bool,
+    typer.Option("--show", help="Run nothing: show what is there.", rich_help_panel=WHAT),
 ]
 Folder = Annotated[
     Path | None,
@@ -58,6 +55,7 @@ def reproduce(
     name: Name,
     rows: Rows = None,
     quick: Quick = False,
+    show_only: Show = False,
     device: Device = "cpu",
     folder: Folder = None,
     data: DataFolder = None,
@@ -73,7 +71,8 @@ def reproduce(
     cells = wanted.of_rows(chosen)
     base = folder or Path("runs") / f"reproduce{'-quick' if quick else ''}"
     try:
-        _fill(wanted, cells, base, data)
+        if not show_only:
+            _fill(wanted, cells, base, data)
     finally:  # also when a later cell failed or was interrupted
         if any(cell.folder(base).started for cell in wanted.cells):
             say(f"Results: {summarize(wanted, base)}")
@@ -85,12 +84,13 @@ def _fill(wanted: Exhibit, cells: list[Cell], base: Path, data: Path | None) -> 
     for cell in cells:
         target = cell.folder(base)
         if is_there(cell.settings, target):
-            say(f"{cell.row}, {cell.column}: there already")
+            say(f"{cell.title}: there already")
             continue
-        say(f"{cell.row}, {cell.column}")
-        if cell.row not in loaded:
-            loaded = {cell.row: load(cell.settings, data)}  # one at a time: they are large
-        ending = run(cell.settings, loaded[cell.row], target, resume=target.started)
+        say(cell.title)
+        needed = f"{cell.row}, split {cell.split}"
+        if needed not in loaded:
+            loaded = {needed: load(cell.settings, data)}  # one at a time: they are large
+        ending = run(cell.settings, loaded[needed], target, resume=target.started)
         if ending is Ending.INTERRUPTED:
             say_interrupted(target, "the same command")
             raise typer.Exit(EXIT_INTERRUPTED)
@@ -106,49 +106,12 @@ def show(exhibit: Exhibit, base: Path) -> None:
         say(f"Figure: {path}")
         return
     table = Table(title=exhibit.title, box=box.SIMPLE_HEAD)
-    table.add_column("")
-    for heading in ("train", "test", "time / HF", "to equal error / HF"):
-        table.add_column(heading, justify="right")
+    table.add_column("", no_wrap=True)
+    for heading in headings(exhibit):
+        table.add_column(heading, justify="right", no_wrap=len(heading) < 10)
     for row in exhibit.rows:
-        cells = [cell for cell in exhibit.cells if cell.row == row]
         table.add_row(row, style="bold")
-        for line in _lines(cells, base):
-            table.add_row(*line)
+        for name, *columns in lines(exhibit, row, base):
+            table.add_row(f"  {name}", *columns)
         table.add_section()
     console.print(table)
-
-
-def _lines(cells: list[Cell], base: Path) -> list[list[str]]:
-    """A problem's cells, then what the paper has."""
-    lines: list[list[str]] = []
-    published: list[list[str]] = []
-    for cell in cells:
-        folder = cell.folder(base)
-        outcome = folder.outcome() if folder.finished else None
-        if outcome is None:
-            lines.append([f"  {cell.column}", "missing"])
-            continue
-        problem, best = folder.config()["problem"], outcome["best"]
-        unit = problem["metric"]["unit"]
-        errors = [_error(best[split], unit) for split in ("train", "test")]
-        lines.append([f"  {cell.column}", *errors, *_ratios(ratio_of(cell, base))])
-        published = [_published(row, unit) for row in problem["published"] if row["time"]]
-    return lines + published
-
-
-def _published(row: dict[str, Any], unit: str) -> list[str]:
-    errors = [_error(row[split], unit) for split in ("train", "test")]
-    return [f"  {row['method']} in the paper", *errors, f"{row['time']:g}", ""]
-
-
-def _error(value: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    return f"{100 * value:.2f}%" if unit == "%" else f"{value:.3g}"
-
-
-def _ratios(ratio: Ratio | None) -> list[str]:
-    if ratio is None:
-        return ["", ""]
-    total = "-" if ratio.total is None else f"{SIGNS[ratio.bound]}{ratio.total:.2g}"
-    return [total, "-" if ratio.to_worse is None else f"{ratio.to_worse:.2g}"]

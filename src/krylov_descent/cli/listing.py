@@ -1,6 +1,6 @@
 """Commands that list what there is: problems, optimisers, data files."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
@@ -10,7 +10,7 @@ from rich.table import Table
 from krylov_descent.cli.options import DataFolder
 from krylov_descent.cli.running import console, say
 from krylov_descent.laboratory.choices import unknown_name
-from krylov_descent.laboratory.contenders import CONTENDERS, contender
+from krylov_descent.laboratory.contenders import CONTENDERS, competitor
 from krylov_descent.laboratory.problems import PROBLEMS
 from krylov_descent.laboratory.signatures import Option
 from krylov_descent.laboratory.sources import (
@@ -20,6 +20,7 @@ from krylov_descent.laboratory.sources import (
     fetch,
     inventory,
 )
+from krylov_descent.laboratory.yardsticks import YARDSTICKS
 
 data_app = typer.Typer(no_args_is_help=True)
 OneName = Annotated[
@@ -52,9 +53,10 @@ def optimizers(name: OneName = None) -> None:
     if name is None:
         _show_entries((entry.name, entry.summary) for entry in CONTENDERS.values())
         say("Any torch optimiser by its path: --optimizer torch.optim.RMSprop")
+        say(f"Beside them, where there are classes: {', '.join(YARDSTICKS)}")
         say("Options of one: ksd optimizers ksd")
         return
-    entry = contender(name)
+    entry = competitor(name)
     say(f"{entry.title}. {entry.summary}")
     _show_options("--set", entry.options)
 
@@ -90,7 +92,7 @@ def _show_entries(entries: Iterable[tuple[str, str]]) -> None:
     console.print(table)
 
 
-def _show_options(flag: str, options: list[Option]) -> None:
+def _show_options(flag: str, options: Sequence[Option]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column(f"{flag} …=", no_wrap=True)
     table.add_column("default")

@@ -58,7 +58,7 @@ Initialization = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Starting weights: sparse, glorot, torch or rbm; by default the problem's own.",
+        help="Starting weights, such as sparse, glorot, torch; by default the problem's own.",
         rich_help_panel=WHAT,
     ),
 ]
@@ -84,6 +84,15 @@ Passes = Annotated[
     float | None,
     typer.Option(
         metavar="NUMBER", min=0, help="After so many passes over the data.", rich_help_panel=STOP
+    ),
+]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        metavar="NUMBER",
+        min=0,
+        help="When the validation error is below this; 0.001 is 0.1%.",
+        rich_help_panel=STOP,
     ),
 ]
 NoEarlyStop = Annotated[

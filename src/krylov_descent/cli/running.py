@@ -10,11 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from krylov_descent.laboratory.contenders import contender
+from krylov_descent.laboratory.fitting import fit_yardstick
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.progress import LiveLine
 from krylov_descent.laboratory.record import RunFolder
 from krylov_descent.laboratory.runs import RunSettings, check_same, prepare, settings_of
 from krylov_descent.laboratory.training import Ending, Training
+from krylov_descent.laboratory.yardsticks import YARDSTICKS
 
 EXIT_INTERRUPTED = 130
 CHECKPOINT_SECONDS = 30.0
@@ -37,8 +39,10 @@ def run(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Ending:
     """Train, new or resumed, and return how it ended."""
-    title = f"{contender(settings.optimizer).title} on {problem.title}"
     try:
+        if settings.optimizer in YARDSTICKS:
+            return fit_yardstick(settings, problem, target, resume=resume)
+        title = f"{contender(settings.optimizer).title} on {problem.title}"
         with LiveLine(console, title, problem.metric, settings.limits) as line:
             training = prepare(
                 settings,

@@ -26,6 +26,7 @@ from krylov_descent.cli.options import (
     SecondsEach,
     Seed,
     Small,
+    Target,
     TensorBoard,
     pairs,
 )
@@ -39,7 +40,7 @@ from krylov_descent.cli.running import (
     say_interrupted,
     show_outcomes,
 )
-from krylov_descent.laboratory.contenders import contender
+from krylov_descent.laboratory.contenders import competitor
 from krylov_descent.laboratory.gallery import reconstructions
 from krylov_descent.laboratory.record import RunFolder
 from krylov_descent.laboratory.report import write_report
@@ -72,6 +73,7 @@ def train(
     iterations: Iterations = None,
     seconds: Seconds = None,
     passes: Passes = None,
+    target: Target = None,
     no_early_stop: NoEarlyStop = False,
     device: Device = "cpu",
     dtype: Dtype = "float32",
@@ -100,35 +102,36 @@ def train(
             iterations=iterations,
             seconds=seconds,
             passes=passes,
+            target=target,
             early_stop=None if no_early_stop else Limits().early_stop,
         ),
     )
     if resume is not None:
         if folder is not None:
             raise typer.BadParameter("--resume names the folder already", param_hint="--folder")
-        target = RunFolder(resume)
-        settings = _recorded(context, settings_of(target.config()), asked)
-        check_same(target, settings)  # before any data are loaded
+        run_folder = RunFolder(resume)
+        settings = _recorded(context, settings_of(run_folder.config()), asked)
+        check_same(run_folder, settings)  # before any data are loaded
     elif problem is None:
         raise typer.BadParameter("name one; `ksd problems` lists them", param_hint="PROBLEM")
     else:
         name = f"{problem}{'-small' if small else ''}-{optimizer}-{seed}"
-        target, settings = RunFolder(folder or Path("runs") / name), asked
+        run_folder, settings = RunFolder(folder or Path("runs") / name), asked
     loaded = load(settings, data)
     ending = run(
         settings,
         loaded,
-        target,
+        run_folder,
         resume=resume is not None,
         tensorboard=tensorboard,
         checkpoint_seconds=checkpoint_seconds,
     )
     if ending is Ending.INTERRUPTED:
-        say_interrupted(target, resume_command(target))
+        say_interrupted(run_folder, resume_command(run_folder))
         raise typer.Exit(EXIT_INTERRUPTED)
-    show_outcomes(loaded, [target])
+    show_outcomes(loaded, [run_folder])
     say(f"It ended because {ending.value}.")
-    say(f"Run folder: {target.path}")
+    say(f"Run folder: {run_folder.path}")
 
 
 def compare(
@@ -150,7 +153,7 @@ def compare(
     """
     base = folder or Path("runs") / f"compare-{problem}{'-small' if small else ''}-{seed}"
     words = (word.strip() for word in optimizers.split(","))
-    chosen = [contender(word).name for word in dict.fromkeys(words) if word]
+    chosen = [competitor(word).name for word in dict.fromkeys(words) if word]
     if not chosen:
         raise typer.BadParameter("name at least one", param_hint="--optimizers")
     shared = RunSettings(
@@ -167,7 +170,7 @@ def compare(
     for name, target in zip(chosen, targets, strict=True):
         settings = replace(shared, optimizer=name)
         if is_there(settings, target):
-            say(f"{contender(name).title}: there already")
+            say(f"{competitor(name).title}: there already")
         elif run(settings, loaded, target, resume=target.started) is Ending.INTERRUPTED:
             say_interrupted(target, "the same command")
             raise typer.Exit(EXIT_INTERRUPTED)
@@ -185,7 +188,9 @@ def _recorded(context: typer.Context, recorded: RunSettings, asked: RunSettings)
     )
     limits = settings.limits
     if given & {"iterations", "seconds", "passes"}:
-        limits = replace(asked.limits, early_stop=limits.early_stop)
+        limits = replace(asked.limits, target=limits.target, early_stop=limits.early_stop)
+    if "target" in given:
+        limits = replace(limits, target=asked.limits.target)
     if "no_early_stop" in given:
         limits = replace(limits, early_stop=None)
     return replace(settings, limits=limits)

@@ -14,6 +14,7 @@ from torch import nn
 from krylov_descent.laboratory.choices import UnknownNameError, unknown_name
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.signatures import Option, options_of, takes_anything
+from krylov_descent.laboratory.yardsticks import YARDSTICKS, Yardstick
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.first_order import FirstOrder, optimizer_class
 from krylov_descent.optimizers.hessian_free import HessianFree
@@ -37,7 +38,8 @@ class Contender:
         kind: the optimiser's class.
         behind: the torch optimiser that a `FirstOrder` drives.
         presets: settings that replace the class's defaults.
-        settings: of the problem, which replace those; the user's options replace all of them.
+        settings: of the problem, which replace those. What `Problem.suited` says replaces both,
+            and the user's options replace all of them.
     """
 
     name: str
@@ -75,7 +77,8 @@ class Contender:
             if option not in known and not (self.behind and takes_anything(self.behind)):
                 raise unknown_name(f"option of {self.name!r}", option, known)
         decay = {"weight_decay": problem.weight_decay} if "weight_decay" in known else {}
-        settings = {**decay, **self.presets, **self.settings(problem), **options}
+        suited = problem.suited.get(self.name, {})
+        settings = {**decay, **self.presets, **self.settings(problem), **suited, **options}
         if self.behind is not None:
             settings["optimizer"] = self.behind
         make: Any = self.kind
@@ -180,3 +183,8 @@ def contender(name: str) -> Contender:
         return _first_order(name, name.rsplit(".", 1)[-1], optimizer_class(name))
     except (TypeError, ValueError) as problem:
         raise UnknownNameError(str(problem)) from problem
+
+
+def competitor(name: str) -> Contender | Yardstick:
+    """The contender of a name, or the yardstick that stands beside them."""
+    return YARDSTICKS[name] if name in YARDSTICKS else contender(name)

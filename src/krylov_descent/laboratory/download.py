@@ -1,4 +1,4 @@
-"""One file from the first of several mirrors that has it whole.
+"""One file from the first of several mirrors that has it whole, or many files at once.
 
 The bytes go to a temporary file beside the target, and it takes the target's name only when
 its sha256 is the expected one: whoever finds the target finds it complete, and a damaged file
@@ -13,16 +13,28 @@ import os
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 BLOCK = 1 << 16
 SECONDS_OF_SILENCE = 30.0
+AT_ONCE = 16
+ATTEMPTS = 3
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_PERMISSION = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -53,7 +65,7 @@ def download(
         mirrors: full addresses of the same file.
         target: where it goes; missing folders are made.
         sha256: of the whole file, in hexadecimal.
-        size: in bytes, for the progress bar of servers that do not tell it.
+        size: in bytes, for the progress bar.
         progress: show a progress bar on the standard error stream.
 
     Raises:
@@ -61,9 +73,13 @@ def download(
     """
     failures = []
     for url in mirrors:
-        with _temporary_beside(target) as (file, temporary):
+        with (
+            _temporary_beside(target) as (file, temporary),
+            _progress_bar(progress, DownloadColumn()) as bar,
+        ):
+            task = bar.add_task(target.name, total=size)
             try:
-                found = _receive(url, file, target, size=size, progress=progress)
+                found = _receive(url, file, target, partial(bar.advance, task))
             except MirrorError as error:
                 failures.append(f"{urlsplit(url).netloc}: {error}")
                 continue
@@ -81,7 +97,66 @@ def download(
     )
 
 
-def _receive(url: str, file: BinaryIO, target: Path, *, size: int, progress: bool) -> str:
+def download_all(urls: Mapping[Path, str], *, title: str, progress: bool = True) -> None:
+    """Fetch many small files at once; those that are there already stay.
+
+    Each appears under its name only when as much has come as the server announced, so that what
+    was interrupted can go on. Whether the content is right is for the caller to find out.
+
+    Args:
+        urls: the address of each file.
+        title: of the progress bar.
+        progress: show it on the standard error stream.
+
+    Raises:
+        DataError: a file could not be had, after three attempts, or not be written.
+    """
+    missing = {target: url for target, url in urls.items() if not target.is_file()}
+    with (
+        _progress_bar(progress, MofNCompleteColumn()) as bar,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
+        task = bar.add_task(title, total=len(urls), completed=len(urls) - len(missing))
+        waiting = [pool.submit(_fetch_one, url, target) for target, url in missing.items()]
+        try:
+            for done in as_completed(waiting):
+                done.result()
+                bar.advance(task)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def write_whole(content: bytes, target: Path) -> None:
+    """Write a file that appears under its name only when it is complete.
+
+    Raises:
+        DataError: it could not be written.
+    """
+    with _temporary_beside(target) as (file, temporary):
+        with explained_writing(target):
+            file.write(content)
+        _publish(file, temporary, target)
+
+
+def _fetch_one(url: str, target: Path) -> None:
+    failure = ""
+    for _ in range(ATTEMPTS):
+        with _temporary_beside(target) as (file, temporary):
+            try:
+                _receive(url, file, target, lambda received: None)
+            except MirrorError as error:
+                failure = str(error)
+                continue
+            _publish(file, temporary, target)
+            return
+    raise DataError(
+        f"Cannot download {url} ({failure}): check the connection and try again, or put the file "
+        f"at {target} by hand."
+    )
+
+
+def _receive(url: str, file: BinaryIO, target: Path, advance: Callable[[int], None]) -> str:
     """Stream one address into `file`; the sha256 of what came."""
     digest = hashlib.sha256()
     received = 0
@@ -94,8 +169,6 @@ def _receive(url: str, file: BinaryIO, target: Path, *, size: int, progress: boo
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise MirrorError(_reason(error)) from error
         announced = int(response.headers.get("Content-Length") or 0)
-        bar = stack.enter_context(_progress_bar(progress))
-        task = bar.add_task(target.name, total=announced or size)
         while True:
             try:
                 block = response.read(BLOCK)
@@ -103,11 +176,11 @@ def _receive(url: str, file: BinaryIO, target: Path, *, size: int, progress: boo
                 raise MirrorError(_reason(error)) from error
             if not block:
                 break
-            with _explained_writing(target):
+            with explained_writing(target):
                 file.write(block)
             digest.update(block)
             received += len(block)
-            bar.advance(task, len(block))
+            advance(len(block))
     if announced and received < announced:
         raise MirrorError(f"the connection ended after {received:,} of {announced:,} bytes")
     return digest.hexdigest()
@@ -116,7 +189,7 @@ def _receive(url: str, file: BinaryIO, target: Path, *, size: int, progress: boo
 @contextlib.contextmanager
 def _temporary_beside(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
     """A new file in the target's folder (a rename must not cross file systems), gone at the end."""
-    with _explained_writing(target):
+    with explained_writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(
             dir=target.parent, prefix=f".{target.name}.", suffix=".part"
@@ -131,7 +204,7 @@ def _temporary_beside(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def _publish(file: BinaryIO, temporary: Path, target: Path) -> None:
-    with _explained_writing(target):
+    with explained_writing(target):
         os.fsync(file.fileno())
         file.close()  # some systems refuse to rename an open file
         temporary.chmod(0o644)  # temporary files are private; data may be shared
@@ -139,7 +212,7 @@ def _publish(file: BinaryIO, temporary: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained_writing(target: Path) -> Iterator[None]:
+def explained_writing(target: Path) -> Iterator[None]:
     """Turn an error of the file system into a sentence that says what to do."""
     try:
         yield
@@ -164,11 +237,11 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _progress_bar(enabled: bool) -> Progress:
+def _progress_bar(enabled: bool, amount: ProgressColumn) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(),
+        amount,
         TimeRemainingColumn(),
         console=Console(stderr=True),
         disable=not enabled,

@@ -1,33 +1,53 @@
 """The paper's Table 2 and figures as cells: runs that are made once and then kept.
 
-A cell is one run with fixed settings. Its folder holds what every run folder holds; what is
+A cell is one run with fixed settings; where data are few, there is one for each of several splits,
+and the table shows their mean. Its folder holds what every run folder holds; what is
 there already is not made again, so that a table can be filled over several sittings and on
 several machines. What is not there is shown as missing.
 """
 
-import json
-import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from krylov_descent.laboratory import sequence_exhibit
 from krylov_descent.laboratory.choices import unknown_name
-from krylov_descent.laboratory.record import Row, RunFolder
+from krylov_descent.laboratory.problems import speech, starcraft
+from krylov_descent.laboratory.record import RunFolder
 from krylov_descent.laboratory.runs import RunSettings
-from krylov_descent.laboratory.training import Ending, Limits
+from krylov_descent.laboratory.training import Limits
+from krylov_descent.laboratory.yardsticks import YARDSTICKS
 
 PAPER, BEST, HF = "KSD, paper's settings", "KSD, best settings", "HF"
 # The paper's table says 5 units; a curve through three points has six degrees of freedom, and the
 # other papers have 6.
 CURVES_CODE_6 = "curves-code-6"
+# The paper's number of inputs speaks for both players' events, the validation error for one's.
+STARCRAFT_OPPONENT = "starcraft-opponent"
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    CURVES_CODE_6: ("curves", {"code_size": 6}),
+    STARCRAFT_OPPONENT: (starcraft.NAME, {"observed": "opponent"}),
+}
+# The best of a few short trial runs by validation error, not a search; for speech the defaults.
+BEST_SETTINGS: dict[str, dict[str, Any]] = {
+    "curves": {"dimension": 40, "subset_size": 0.25},
+    CURVES_CODE_6: {"dimension": 40, "subset_size": 0.25},
+    "mnist-autoencoder": {"dimension": 80, "subset_size": 7_500},
+    "mnist-classifier": {"dimension": 20, "subset_size": 3_000},
+    "mnist-classifier-pretrained": {"dimension": 20, "subset_size": 3_000},
+    speech.NAME: {"dimension": 20},
+}
 QUICK_SECONDS = 20.0
+QUICK_SPLITS = 2
 # A run that has not stopped by itself after so long is shown as it is then.
 LONGEST_SECONDS = 600.0
-# Endings that say nothing about how long the run would have taken.
-CUT_SHORT = [e.name.lower() for e in (Ending.ITERATIONS, Ending.SECONDS, Ending.PASSES)]
-CURVE_KEYS = ("iteration", "seconds", "passes", "train", "validation", "test")
-CURVE_POINTS = 200
+# Problems that are stopped otherwise. A pass over the frames of speech is long, and their error
+# falls from the first one on; so does that of StarCraft's shallow net.
+PROBLEM_LIMITS = {
+    speech.NAME: Limits(seconds=120.0, fewest_passes=100.0),
+    starcraft.NAME: Limits(seconds=LONGEST_SECONDS, fewest_passes=250.0),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +58,26 @@ class Cell:
         row: a problem, or a form of one.
         column: what is run on it.
         settings: of the run.
+        split: of the data, where the row is repeated over several; they share a line of the table.
     """
 
     row: str
     column: str
     settings: RunSettings
+    split: int | None = None
+
+    @property
+    def title(self) -> str:
+        """What it is called while it runs."""
+        return f"{self.row}, {self.column}" + self._of_split(", split {}")
 
     def folder(self, base: Path) -> RunFolder:
         """Where its run is kept."""
         name = self.column.replace(",", "").replace("'", "").replace(" ", "-").lower()
-        return RunFolder(base / self.row / name)
+        return RunFolder(base / self.row / (name + self._of_split("-split-{}")))
+
+    def _of_split(self, text: str) -> str:
+        return "" if self.split is None else text.format(self.split)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +94,11 @@ class Exhibit:
         return list(dict.fromkeys(cell.row for cell in self.cells))
 
     def adapted(self, device: str, quick: bool) -> "Exhibit":
-        """The same on a device, in the small form where it is to be quick."""
+        """The same on a device, in the small form with two splits where it is to be quick."""
         cells = (
-            replace(cell, settings=_adapted(cell.settings, device, quick)) for cell in self.cells
+            replace(cell, settings=_adapted(cell.settings, device, quick))
+            for cell in self.cells
+            if not quick or cell.split is None or cell.split < QUICK_SPLITS
         )
         return replace(self, cells=tuple(cells))
 
@@ -94,7 +126,7 @@ def _adapted(settings: RunSettings, device: str, quick: bool) -> RunSettings:
 
 
 def _cell(row: str, column: str, optimizer: str, **options: Any) -> Cell:
-    problem, problem_options = ("curves", {"code_size": 6}) if row == CURVES_CODE_6 else (row, {})
+    problem, problem_options = FORMS.get(row, (row, {}))
     return Cell(
         row=row,
         column=column,
@@ -103,38 +135,66 @@ def _cell(row: str, column: str, optimizer: str, **options: Any) -> Cell:
             problem_options=problem_options,
             optimizer=optimizer,
             optimizer_options=options,
-            limits=Limits(seconds=LONGEST_SECONDS),
+            limits=PROBLEM_LIMITS.get(problem, Limits(seconds=LONGEST_SECONDS)),
         ),
     )
 
 
 def _table2() -> Iterator[Cell]:
-    # The best of a few short trial runs by validation error, not a search.
-    best: dict[str, dict[str, Any]] = {
-        "curves": {"dimension": 80, "subset_size": 0.25},
-        CURVES_CODE_6: {"dimension": 80, "subset_size": 0.25},
-        "mnist-autoencoder": {"dimension": 80, "subset_size": 7_500},
-        "mnist-classifier": {"dimension": 20, "subset_size": 3_000},
-        "mnist-classifier-pretrained": {"dimension": 20, "subset_size": 3_000},
-    }
-    for row, options in best.items():
+    for row, options in BEST_SETTINGS.items():
         yield _cell(row, HF, "hf")
         yield _cell(row, PAPER, "ksd-paper")
         yield _cell(row, BEST, "ksd", **options)
+    for row in (starcraft.NAME, STARCRAFT_OPPONENT):
+        yield from _starcraft(row)
 
 
-def _figure2() -> Iterator[Cell]:
-    for title, optimizer in (("KSD", "ksd-paper"), ("HF", "hf")):
-        for curvature in ("gauss-newton", "hessian"):
-            yield _cell("curves", f"{title} {curvature}", optimizer, curvature=curvature)
-    yield _cell("curves", "L-BFGS", "lbfgs")
+def _starcraft(row: str) -> Iterator[Cell]:
+    """Each method on ten splits: the hundred games of one test set are few."""
+    columns = {HF: "hf", PAPER: "ksd-paper", BEST: "ksd", "L-BFGS": "lbfgs"}
+    columns |= {yardstick.title: name for name, yardstick in YARDSTICKS.items()}
+    for split in range(starcraft.SPLITS):
+        for column, optimizer in columns.items():
+            cell = _cell(row, column, optimizer)
+            options = {**cell.settings.problem_options, "split": split}
+            settings = replace(cell.settings, problem_options=options)
+            yield replace(cell, settings=settings, split=split)
+
+
+def _figure(row: str) -> Iterator[Cell]:
+    """The paper's convergence curves: both methods with both matrices, and L-BFGS.
+
+    Those with the Gauss-Newton matrix are Table 2's own runs.
+    """
+    yield _cell(row, BEST, "ksd", **BEST_SETTINGS[row])
+    for column, title, optimizer in ((PAPER, "KSD", "ksd-paper"), (HF, "HF", "hf")):
+        yield _cell(row, column, optimizer)
+        yield _cell(row, f"{title}, Hessian", optimizer, curvature="hessian")
+    yield _cell(row, "L-BFGS", "lbfgs")
 
 
 EXHIBITS: dict[str, Exhibit] = {
     exhibit.name: exhibit
     for exhibit in (
         Exhibit(name="table2", title="Table 2 of the paper", cells=tuple(_table2())),
-        Exhibit(name="figure2", title="Figure 2 of the paper: CURVES", cells=tuple(_figure2())),
+        Exhibit(
+            name="figure1",
+            title="Figure 1 of the paper: noisy spoken digits",
+            cells=tuple(_figure(speech.NAME)),
+        ),
+        Exhibit(
+            name="figure2",
+            title="Figure 2 of the paper: CURVES",
+            cells=tuple(_figure("curves")),
+        ),
+        Exhibit(
+            name=sequence_exhibit.NAME,
+            title=sequence_exhibit.TITLE,
+            cells=tuple(
+                Cell(row=row, column=column, settings=settings)
+                for row, column, settings in sequence_exhibit.sequence_runs()
+            ),
+        ),
     )
 }
 
@@ -146,82 +206,9 @@ def exhibit(name: str) -> Exhibit:
     return EXHIBITS[name]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """KSD's time over HF's, by two measures.
-
-    Attributes:
-        total: each to its own early stop; the paper's measure. None where a limit ended both.
-        bound: "at most" where a limit ended HF, which would have taken longer; "at least" where
-            it ended KSD; else "".
-        to_worse: to the worse of the two final training errors, which both reached. None where
-            HF began with it, and where an error is not a number.
-    """
-
-    total: float | None
-    bound: Literal["", "at most", "at least"]
-    to_worse: float | None
-
-
-def time_ratio(ksd: RunFolder, hf: RunFolder) -> Ratio | None:
-    """Both measures; None where one of the runs has not ended."""
-    if not (ksd.finished and hf.finished):
-        return None
-    cut = [(folder.outcome() or {})["ending"] in CUT_SHORT for folder in (ksd, hf)]
-    ours, theirs = ksd.rows(), hf.rows()
-    worse = max(ours[-1]["train"], theirs[-1]["train"])
-    reached = [
-        next((row["seconds"] for row in rows if row["train"] <= worse), None)
-        for rows in (ours, theirs)
-    ]
-    return Ratio(
-        total=None if all(cut) else ours[-1]["seconds"] / theirs[-1]["seconds"],
-        bound="" if cut[0] == cut[1] else "at least" if cut[0] else "at most",
-        to_worse=reached[0] / reached[1] if reached[0] is not None and reached[1] else None,
-    )
-
-
-def ratio_of(cell: Cell, base: Path) -> Ratio | None:
-    """The time ratio of a table's cell; None for HF itself, and where there is none yet."""
-    if cell.column not in (PAPER, BEST):
-        return None
-    return time_ratio(cell.folder(base), replace(cell, column=HF).folder(base))
-
-
-def summarize(exhibit: Exhibit, base: Path) -> Path:
-    """Write what the cells found as one JSON file; unfinished ones as null. Returns its path."""
-    cells = []
-    for cell in exhibit.cells:
-        folder = cell.folder(base)
-        outcome = folder.outcome() if folder.finished else None
-        found: dict[str, Any] = {"row": cell.row, "column": cell.column, "outcome": None}
-        if outcome is not None:
-            config = folder.config()
-            found |= {
-                "outcome": {key: _short(value) for key, value in outcome.items()},
-                "optimizer": config["optimizer"],
-                "versions": config["versions"],
-                "command": config["command"],
-                "curve": [{key: row[key] for key in CURVE_KEYS} for row in _thinned(folder.rows())],
-            }
-            ratio = ratio_of(cell, base)
-            if ratio is not None:
-                found["time_ratio"] = asdict(ratio)
-        cells.append(found)
-    path = base / f"{exhibit.name}.json"
-    base.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"title": exhibit.title, "cells": cells}, indent=1) + "\n")
-    return path
-
-
-def _short(value: Any) -> Any:
-    """A row without its long lists."""
-    if not isinstance(value, dict):
-        return value
-    return {key: item for key, item in value.items() if key != "ritz_values"}
-
-
-def _thinned(rows: list[Row]) -> list[Row]:
-    """At most about 200 rows, the last among them."""
-    every = math.ceil(len(rows) / CURVE_POINTS)
-    return [row for row in rows if row["iteration"] % every == 0 or row is rows[-1]]
+def by_line(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Cell]]:
+    """The cells of each line of a table, by row and column: one, or one for each split."""
+    lines: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        lines.setdefault((cell.row, cell.column), []).append(cell)
+    return lines

@@ -15,7 +15,7 @@ import torch
 
 import krylov_descent
 from krylov_descent.laboratory.choices import unknown_name
-from krylov_descent.laboratory.contenders import contender
+from krylov_descent.laboratory.contenders import competitor, contender
 from krylov_descent.laboratory.events import with_events
 from krylov_descent.laboratory.problems import load_problem
 from krylov_descent.laboratory.problems.problem import Problem
@@ -66,7 +66,7 @@ class RunSettings:
         words += ["--seed", str(self.seed), "--device", self.device]
         if self.dtype != "float32":
             words += ["--dtype", self.dtype]
-        for flag in ("iterations", "seconds", "passes"):
+        for flag in ("iterations", "seconds", "passes", "target"):
             if (limit := getattr(self.limits, flag)) is not None:
                 words += [f"--{flag}", str(limit)]
         if self.limits.early_stop is None:
@@ -217,7 +217,7 @@ def describe(settings: RunSettings, problem: Problem, folder: RunFolder) -> dict
         },
         "optimizer": {
             "name": settings.optimizer,
-            "title": contender(settings.optimizer).title,
+            "title": competitor(settings.optimizer).title,
             "options": settings.optimizer_options,
         },
         "initialization": settings.initialization or problem.initialization,

@@ -1,18 +1,22 @@
-"""Where the data files come from, where they lie, and whether they are whole.
+"""Where the data files lie, how they get there, and whether they are whole.
 
 A data folder is laid out as `<folder>/mnist/train-images-idx3-ubyte.gz`. It is, in this order, the
 `folder` argument, the environment variable KRYLOV_DESCENT_DATA, or the user's cache. A file that
-is already there is only read, so the folder may be read-only; a missing one is downloaded into it.
+is already there is only read, so the folder may be read-only; a missing one is downloaded into it,
+or made from public files.
 """
 
+import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from krylov_descent.laboratory.choices import unknown_name
-from krylov_descent.laboratory.download import DataError, download, sha256_of
+from krylov_descent.laboratory.data_files import SOURCES, Rebuild, Source
+from krylov_descent.laboratory.download import DataError, download, sha256_of, write_whole
 
 __all__ = [
     "FOLDER_VARIABLE",
@@ -21,6 +25,7 @@ __all__ = [
     "FileStatus",
     "Source",
     "data_folder",
+    "derived_folder",
     "fetch",
     "inventory",
     "locate",
@@ -28,25 +33,7 @@ __all__ = [
 
 FOLDER_VARIABLE = "KRYLOV_DESCENT_DATA"
 
-# The site of the MNIST authors no longer serves the files.
-MNIST_MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    "https://raw.githubusercontent.com/fgnt/mnist/master/",
-)
-
-
-@dataclass(frozen=True)
-class Source:
-    """One data file: `name` is its path below the data folder.
-
-    A file without `mirrors` can only be put there by hand; one without `sha256` cannot be checked.
-    """
-
-    name: str
-    size: int | None
-    sha256: str | None
-    mirrors: tuple[str, ...] = ()
+SCRATCH = "originals"
 
 
 @dataclass(frozen=True)
@@ -64,44 +51,21 @@ class FileStatus:
     downloadable: bool
 
 
-def _mnist(file: str, size: int, sha256: str) -> Source:
-    return Source(f"mnist/{file}", size, sha256, tuple(mirror + file for mirror in MNIST_MIRRORS))
-
-
-SOURCES: dict[str, Source] = {
-    source.name: source
-    for source in (
-        _mnist(
-            "train-images-idx3-ubyte.gz",
-            9_912_422,
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        ),
-        _mnist(
-            "train-labels-idx1-ubyte.gz",
-            28_881,
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        ),
-        _mnist(
-            "t10k-images-idx3-ubyte.gz",
-            1_648_877,
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        ),
-        _mnist(
-            "t10k-labels-idx1-ubyte.gz",
-            4_542,
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        ),
-        # The original CURVES: no stable address and no published checksum. The generator in
-        # problems/curves.py needs no file.
-        Source("curves/digs3pts_1.mat", None, None),
-    )
-}
-
-
 def data_folder(folder: str | Path | None = None) -> Path:
     """The folder to look in: the argument, KRYLOV_DESCENT_DATA, or the user's cache."""
     chosen = folder or os.environ.get(FOLDER_VARIABLE)
     return Path(chosen).expanduser() if chosen else _user_cache() / "krylov-descent"
+
+
+def derived_folder(folder: str | Path | None = None) -> Path:
+    """Where to keep what is computed from the data: beside them, or in the user's cache.
+
+    A data folder marked read-only stays as it is, also for a superuser who could write to it.
+    """
+    base = data_folder(folder)
+    if not base.exists() or (base.stat().st_mode & 0o222 and os.access(base, os.W_OK)):
+        return base
+    return _user_cache() / "krylov-descent"
 
 
 def locate(
@@ -125,7 +89,7 @@ def locate(
     source = _source(name, sources)
     path = data_folder(folder) / source.name
     if not _is_file(path):
-        _download(source, path, progress)
+        _obtain(source, path, progress, sources)
         return path
     found = sha256_of(path)
     if source.sha256 is not None and found != source.sha256:
@@ -154,9 +118,12 @@ def fetch(
     Returns:
         the status of each file named, in the order of the registry.
     """
-    for status in inventory(folder, names=names, verify=True, sources=sources):
+    names = list(names)
+    for name in _expand(names, sources):
+        # Looked at one by one: a rebuilt file may bring the next one with it.
+        (status,) = inventory(folder, names=[name], verify=True, sources=sources)
         if not status.present or status.ok is False:
-            _download(sources[status.name], status.path, progress)
+            _obtain(sources[name], status.path, progress, sources)
     return inventory(folder, names=names, verify=True, sources=sources)
 
 
@@ -187,16 +154,35 @@ def _status(source: Source, path: Path, verify: bool) -> FileStatus:
         present=present,
         size=path.stat().st_size if present else None,
         ok=ok,
-        downloadable=bool(source.mirrors),
+        downloadable=bool(source.mirrors or source.rebuild),
     )
 
 
-def _download(source: Source, path: Path, progress: bool) -> None:
+def _obtain(source: Source, path: Path, progress: bool, sources: dict[str, Source]) -> None:
+    if source.rebuild is not None:
+        _rebuild(source.rebuild, path.parent, progress, sources)
+        return
     if not source.mirrors or source.sha256 is None or source.size is None:
         raise DataError(
             f"{source.name} is not on this machine and has no public download: put it at {path}."
         )
     download(source.mirrors, path, sha256=source.sha256, size=source.size, progress=progress)
+
+
+def _rebuild(rebuild: Rebuild, folder: Path, progress: bool, sources: dict[str, Source]) -> None:
+    """Make all files of a folder; the public ones stay in the scratch folder until that is done."""
+    scratch = folder / SCRATCH
+    for file, content in rebuild(scratch, progress).items():
+        expected = sources[f"{folder.name}/{file}"].sha256
+        found = hashlib.sha256(content).hexdigest()
+        if expected is not None and found != expected:
+            raise DataError(
+                f"{folder / file} cannot be rebuilt: its sha256 should be {expected[:12]}…, but is "
+                f"{found[:12]}…. The files it was made from are in {scratch}: delete those that "
+                "may be damaged and try again, or put a good copy in its place."
+            )
+        write_whole(content, folder / file)
+    shutil.rmtree(scratch)
 
 
 def _source(name: str, sources: dict[str, Source]) -> Source:

@@ -33,11 +33,13 @@ OnRow = Callable[[Row, StepResult | None], None]
 class Ending(Enum):
     """Why a run ended; the value is a sentence for people."""
 
+    SOLVED = "the validation error is below the target"
     EARLY_STOP = "the validation error has stopped falling"
     ITERATIONS = "the limit on iterations was reached"
     SECONDS = "the time limit was reached"
     PASSES = "the limit on passes over the data was reached"
     STUCK = "the optimiser found no step to take, several times in a row"
+    FITTED = "the method has no iterations to go on with"
     INTERRUPTED = "it was interrupted"
 
 
@@ -49,6 +51,7 @@ class Limits:
         iterations: steps of the optimiser.
         seconds: of training, measuring left out.
         passes: over the training data.
+        target: a validation error; below it the problem counts as solved.
         early_stop: stop when the validation error fell by no more than `tolerance` (relative) over
             this last part of the passes. By work and not by iterations, because an iteration of
             one optimiser is worth a hundred of another's.
@@ -61,6 +64,7 @@ class Limits:
     iterations: int | None = None
     seconds: float | None = None
     passes: float | None = None
+    target: float | None = None
     early_stop: float | None = 0.25
     tolerance: float = 0.01
     fewest_passes: float = 500.0
@@ -215,6 +219,9 @@ class Training:
         last, limits = self._rows[-1], self.limits
         if self.interrupted:
             return Ending.INTERRUPTED
+        error = last["validation"]
+        if limits.target is not None and error is not None and error < limits.target:
+            return Ending.SOLVED
         for limit, reached, ending in (
             (limits.iterations, last["iteration"], Ending.ITERATIONS),
             (limits.seconds, last["seconds"], Ending.SECONDS),

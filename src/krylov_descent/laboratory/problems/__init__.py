@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from krylov_descent.laboratory.choices import unknown_name
-from krylov_descent.laboratory.problems import curves, mnist
+from krylov_descent.laboratory.problems import curves, mnist, sequences, speech, starcraft
 from krylov_descent.laboratory.problems.problem import Problem, Size
 from krylov_descent.laboratory.signatures import Option, options_of
 
@@ -44,6 +45,26 @@ PROBLEMS: dict[str, ProblemEntry] = {
         _mnist_entry(mnist.AUTOENCODER, mnist.load_autoencoder),
         _mnist_entry(mnist.CLASSIFIER, mnist.load_classifier),
         _mnist_entry(mnist.PRETRAINED_CLASSIFIER, mnist.load_pretrained_classifier),
+        ProblemEntry(
+            speech.NAME, speech.TITLE, speech.SUMMARY, speech.load_speech, speech.load_speech
+        ),
+        ProblemEntry(
+            starcraft.NAME,
+            starcraft.TITLE,
+            starcraft.SUMMARY,
+            starcraft.load_starcraft,
+            starcraft.load_starcraft,
+        ),
+        *(
+            ProblemEntry(
+                name,
+                task.title,
+                task.summary,
+                partial(sequences.load_sequences, name),
+                sequences.load_sequences,
+            )
+            for name, task in sequences.TASKS.items()
+        ),
     )
 }
 

@@ -1,8 +1,8 @@
 """What a problem is: data, network, loss, metric, and what has been published about it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from krylov_descent.laboratory.rbm import Report
 Split = tuple[Tensor, Tensor]
 # (outputs, targets) -> one number per sample [n]
 PerSample = Callable[[Tensor, Tensor], Tensor]
+# (model, seed): sets the starting weights
+Start = Callable[[nn.Module, int], None]
 Size = Literal["small"]
 PRETRAINING = "rbm"
 
@@ -98,41 +100,46 @@ class Problem:
         name: what the command line calls it.
         title: what tables call it.
         summary: one sentence.
-        task: "autoencoder" (targets are the inputs) or "classification" (targets are classes).
+        task: "autoencoder" (targets are the inputs), "classification" (targets are classes) or
+            "regression" (targets are numbers).
         train: what is trained on.
         validation: what decides early stopping and settings, or None when nothing is held out.
         test: what is only reported.
         build: makes the network.
         initialization: the default starting weights.
+        starts: initialisations of the problem's own, by name.
         pretrain: how the initialisation "rbm" is done, None where there is none.
         loss: (outputs, targets) to one number per sample.
         criterion: the same loss as torch's own module, whose curvature has a closed form; the
             mean of `loss` over samples is the objective (summed over the elements of a sample).
         metric: what is reported.
         weight_decay: λ of the objective mean(loss) + ½λ‖θ‖², biases included.
+        suited: settings for an optimiser on this problem, by the name of the contender.
         paper: settings and numbers of the paper; None for small forms, which no paper reports.
     """
 
     name: str
     title: str
     summary: str
-    task: Literal["autoencoder", "classification"]
+    task: Literal["autoencoder", "classification", "regression"]
     train: Split
     validation: Split | None
     test: Split
     build: Build
     initialization: str = "sparse"
+    starts: Mapping[str, Start] = field(default_factory=dict)
     pretrain: Pretraining | None = None
     loss: PerSample
     criterion: nn.Module
     metric: Metric
     weight_decay: float
+    suited: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     paper: PaperSettings | None = None
 
     @property
     def initializations(self) -> list[str]:
         """The names that `make_model` takes."""
-        return [*INITIALIZATIONS, *([PRETRAINING] if self.pretrain else [])]
+        return [*INITIALIZATIONS, *self.starts, *([PRETRAINING] if self.pretrain else [])]
 
     def make_model(
         self,
@@ -146,8 +153,8 @@ class Problem:
 
         Args:
             seed: the same seed gives the same weights (with "rbm": on the same device).
-            initialization: "sparse", "glorot", "torch" or, where offered, "rbm"; the problem's
-                own if left out. "rbm" trains on the training inputs, which takes a while.
+            initialization: "sparse", "glorot", "torch" or one of the problem's own, such as "rbm",
+                which trains on the training inputs and takes a while; its default if left out.
             device: where it lives, and where pretraining runs.
             dtype: of the parameters.
             report: called after each epoch of pretraining.
@@ -161,6 +168,8 @@ class Problem:
         model = model.to(device)
         if name == PRETRAINING and self.pretrain is not None:
             self.pretrain(model, self.train[0].to(device, dtype), seed, report=report)
+        elif name in self.starts:
+            self.starts[name](model, seed)
         else:
             initialize(model, name, seed)
         return model

@@ -1,0 +1,86 @@
+"""The lines of the paper's Table 2 and of the table of recurrent nets, as text.
+
+For the terminal and for the documentation alike.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from krylov_descent.laboratory import sequence_exhibit
+from krylov_descent.laboratory.repeats import Estimate, estimate
+from krylov_descent.laboratory.reproduce import Cell, Exhibit, by_line
+from krylov_descent.laboratory.results import Ratio, outcomes_of, ratio_of_line
+from krylov_descent.laboratory.sequence_exhibit import verdict
+
+Line = list[str]
+SIGNS = {"": "", "at most": "≤ ", "at least": "≥ "}
+ERROR_HEADINGS = ["train", "test", "time / HF", "to equal error / HF"]
+SOLVED_HEADINGS = ["solved", "wrong on test", "seconds to solved"]
+
+
+def headings(exhibit: Exhibit) -> list[str]:
+    """What the columns after the first are called."""
+    return SOLVED_HEADINGS if exhibit.name == sequence_exhibit.NAME else ERROR_HEADINGS
+
+
+def lines(exhibit: Exhibit, row: str, base: Path) -> list[Line]:
+    """The lines of one row of an exhibit: a method's name, then its columns; fewer if missing."""
+    cells = exhibit.of_rows([row])
+    if exhibit.name == sequence_exhibit.NAME:
+        return [_solved(cell, base) for cell in cells]
+    return _errors(cells, base)
+
+
+def _solved(cell: Cell, base: Path) -> Line:
+    found = verdict(cell.folder(base))
+    if found is None:
+        return [cell.column, "missing"]
+    seconds = "-" if found.seconds is None else f"{found.seconds:.1f}"
+    return [cell.column, "yes" if found.solved else "no", f"{100 * found.error:.2f}%", seconds]
+
+
+def _errors(cells: list[Cell], base: Path) -> list[Line]:
+    """A problem's cells, those of several splits as their mean, then what the paper has."""
+    found: list[Line] = []
+    published: list[Line] = []
+    for (_, column), line in by_line(cells).items():
+        outcomes = outcomes_of(line, base)
+        if len(outcomes) < len(line):
+            there = f" ({len(outcomes)} of {len(line)} there)" if outcomes else ""
+            found.append([column, f"missing{there}"])
+            continue
+        problem = line[0].folder(base).config()["problem"]
+        unit = problem["metric"]["unit"]
+        errors = [
+            _estimate(estimate([outcome["best"][part] for outcome in outcomes]), unit)
+            for part in ("train", "test")
+        ]
+        found.append([column, *errors, *_ratios(ratio_of_line(line, base))])
+        published = [_published(row, unit) for row in problem["published"] if row["time"]]
+    return found + published
+
+
+def _published(row: dict[str, Any], unit: str) -> Line:
+    errors = [_error(row[split], unit) for split in ("train", "test")]
+    return [f"{row['method']} in the paper", *errors, f"{row['time']:g}", ""]
+
+
+def _error(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.2f}%" if unit == "%" else f"{value:.3g}"
+
+
+def _estimate(found: Estimate, unit: str) -> str:
+    """A mean with its 95% interval, where it is one of several splits."""
+    if found.half_width is None:
+        return _error(found.mean, unit)
+    scale, digits = (100, ".1f") if unit == "%" else (1, ".3g")
+    return f"{scale * found.mean:{digits}} ± {scale * found.half_width:{digits}}{unit}"
+
+
+def _ratios(ratio: Ratio | None) -> list[str]:
+    if ratio is None:
+        return ["", ""]
+    total = "-" if ratio.total is None else f"{SIGNS[ratio.bound]}{ratio.total:.2g}"
+    return [total, "-" if ratio.to_worse is None else f"{ratio.to_worse:.2g}"]

@@ -1,0 +1,142 @@
+"""Sequences that ask for what stood long before, drawn at random.
+
+The tasks of Hochreiter & Schmidhuber 1997, with the ranges of Martens & Sutskever 2011. Inputs are
+[n, steps, numbers]: zeros in front of the shorter sequences, and a last number that is 1 on every
+step of the sequence itself (see `recurrent`). Places are counted from 0 at a sequence's beginning.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from krylov_descent.laboratory.problems.problem import Split
+
+Floats = npt.NDArray[np.floating]
+Integers = npt.NDArray[np.int64]
+# (number of sequences, T, generator) -> inputs and targets
+Draw = Callable[[int, int, np.random.Generator], Split]
+# The first place of each mark and the one past its last, as parts of T.
+Ranges = tuple[tuple[float, float], ...]
+
+# Sequences are as long as T or up to a tenth longer.
+LONGER = 10
+# Temporal order: the symbols of no meaning, then two that count, the beginning and the end.
+DISTRACTORS, KINDS, BEGINNING, END, SYMBOLS = 4, 2, 6, 7, 8
+
+
+def draw_marked(
+    count: int,
+    length: int,
+    generator: np.random.Generator,
+    *,
+    ranges: Ranges,
+    bits: bool,
+    answer: Callable[[Floats, Floats], Floats],
+) -> Split:
+    """Addition, multiplication and xor: a number and a mark per step, [n, steps, 3].
+
+    Numbers are from [0, 1), or bits. The mark is 1 at two places, -1 at the beginning and the
+    end, else 0. The target [n, 1] is the answer for the two marked numbers.
+    """
+    lengths, places = _layout(count, length, ranges, generator)
+    numbers = generator.random((count, lengths.max()))
+    if bits:
+        numbers = (numbers < 0.5).astype(float)
+    marks, rows = np.zeros_like(numbers), np.arange(count)
+    marks[:, 0] = marks[rows, lengths - 1] = -1.0
+    marks[rows[:, None], places] = 1.0
+    first, second = (numbers[rows, places[:, i]] for i in (0, 1))
+    return _split(np.stack([numbers, marks], 2), lengths, answer(first, second)[:, None])
+
+
+def draw_temporal_order(
+    count: int, length: int, generator: np.random.Generator, *, ranges: Ranges
+) -> Split:
+    """Symbols of 8 kinds, one of n: [n, steps, 9]. The target [n] is what the marked ones were.
+
+    X or Y stand at as many places as there are ranges, the first of them is the highest bit of
+    the target; elsewhere there are random symbols of four other kinds, between one for the
+    beginning and one for the end.
+    """
+    lengths, places = _layout(count, length, ranges, generator)
+    symbols = generator.integers(DISTRACTORS, size=(count, lengths.max()))
+    kinds = generator.integers(KINDS, size=places.shape)
+    rows = np.arange(count)
+    symbols[:, 0] = BEGINNING
+    symbols[rows, lengths - 1] = END
+    symbols[rows[:, None], places] = DISTRACTORS + kinds
+    powers = KINDS ** np.arange(len(ranges))[::-1]
+    return _split(_one_hot(symbols, SYMBOLS), lengths, kinds @ powers)
+
+
+def draw_random_permutation(count: int, length: int, generator: np.random.Generator) -> Split:
+    """T symbols, of which the last is to be predicted: [n, T - 1, T + 1], target [n].
+
+    It is the same as the first, 0 or 1; between them stand the T - 2 other symbols in random
+    order.
+    """
+    first = generator.integers(2, size=(count, 1))
+    others = generator.permuted(np.tile(np.arange(2, length), (count, 1)), axis=1)
+    symbols = np.concatenate([first, others], 1)
+    return _split(_one_hot(symbols, length), np.full(count, length - 1), first[:, 0])
+
+
+def draw_memorization(
+    count: int, length: int, generator: np.random.Generator, *, places: int, symbols: int
+) -> Split:
+    """A pattern, T blanks, and then the pattern is asked for: [n, T + 2·places, symbols + 3].
+
+    The last of the T blanks is a cue. The targets [n, places] are the pattern. Where no more than
+    `count` patterns exist, they are all of them, each once.
+    """
+    if symbols**places <= count:
+        count = symbols**places
+        patterns = np.arange(count)[:, None] // symbols ** np.arange(places)[::-1] % symbols
+    else:
+        patterns = generator.integers(symbols, size=(count, places))
+    blank, cue = symbols, symbols + 1
+    shown = np.full((count, length + 2 * places), blank)
+    shown[:, :places] = patterns
+    shown[:, places + length - 1] = cue
+    return _split(_one_hot(shown, symbols + 2), np.full(count, shown.shape[1]), patterns)
+
+
+def _layout(
+    count: int, length: int, ranges: Ranges, generator: np.random.Generator
+) -> tuple[Integers, Integers]:
+    """Lengths [n] from T … 1.1 T, and the places of the marks [n, marks], rising."""
+    lengths = generator.integers(length, length + length // LONGER, size=count, endpoint=True)
+    places = []
+    free = 1  # the beginning is taken
+    for first, end in ranges:
+        low = max(free, round(first * length))
+        free = max(low + 1, round(end * length))
+        places.append(generator.integers(low, free, size=count))
+    return lengths, np.stack(places, 1)
+
+
+def _one_hot(symbols: Integers, kinds: int) -> Floats:
+    return np.eye(kinds, dtype=np.float32)[symbols]
+
+
+def _split(
+    sequences: npt.NDArray[np.floating | np.integer], lengths: Integers, targets: Floats | Integers
+) -> Split:
+    """Each sequence moved to the end of its row, with the 1 that says where it is."""
+    count, longest, numbers = sequences.shape
+    inputs = np.zeros((count, longest, numbers + 1), np.float32)
+    origin = np.arange(longest) - (longest - lengths)[:, None]
+    inside = origin >= 0
+    if inside.all():
+        inputs[:, :, :-1] = sequences
+    else:
+        moved = np.take_along_axis(sequences, origin.clip(0)[:, :, None], 1)
+        inputs[:, :, :-1] = np.where(inside[:, :, None], moved, 0)
+    inputs[:, :, -1] = inside
+    whole = np.issubdtype(targets.dtype, np.integer)
+    return (
+        torch.from_numpy(inputs),
+        torch.from_numpy(targets.astype(np.int64 if whole else np.float32)),
+    )
