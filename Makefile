@@ -50,7 +50,7 @@ format: $(VENV)/.installed-dev ## Format the code and repair what ruff can repai
 	@$(VENV)/bin/ruff check --fix $(CODE)
 	@$(VENV)/bin/ruff format $(CODE)
 
-bench: $(VENV)/.installed-bench ## Measure against other libraries; results go to benchmarks/results
+bench: $(VENV)/.installed-bench ## Measure against other libraries; writes docs/benchmarks.md, too
 	@$(VENV)/bin/python -m benchmarks
 
 docs: $(VENV)/.installed-docs ## Build the site into site/ (a broken link or anchor fails the build)

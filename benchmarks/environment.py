@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("torch", "numpy", "krylov-descent", "curvlinops-for-pytorch")
+PACKAGES = ("torch", "numpy", "krylov-descent", "curvlinops-for-pytorch", "pytorch_optimizer")
 
 
 class UnavailableError(RuntimeError):

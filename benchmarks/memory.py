@@ -1,31 +1,24 @@
 """Peak memory of a KSD step beyond model, data and activations, in vectors of n numbers.
 
 Each case runs in a process of its own: two steps (from the second on the previous step joins the
-basis) of a network so wide, on so few samples, that activations do not count. On the CPU the peak
-is what the system saw of the process; on the GPU what torch allocated.
+basis) of a network so wide, on so few samples, that activations do not count.
 """
 
-import gc
 import json
-import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.environment import UnavailableError, sentence
+from benchmarks import peak
+from benchmarks.environment import sentence
+from benchmarks.parts import Part, Section, Sections, Setting, markdown
 from krylov_descent import KSD
 from krylov_descent.curvature import CurvatureKind
 
-STATUS = Path("/proc/self/status")
 BOUND = 8  # the promise is K + 8 vectors
-# Freed blocks go back to the system at once, both in glibc and in mimalloc (which torch uses on
-# ARM): the peak is then one of living tensors, not of what an allocator keeps for later.
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16), "MIMALLOC_PURGE_DELAY": "0"}
 
 
 @dataclass(frozen=True)
@@ -40,53 +33,55 @@ class Case:
     samples: int = 16
 
 
-CASES = (
-    (10, "gauss-newton"),
-    (20, "gauss-newton"),
-    (40, "gauss-newton"),
-    (20, "hessian"),
-    (20, "fisher"),
-)
+CASES: dict[str, tuple[int, CurvatureKind]] = {
+    "gauss-newton-10": (10, "gauss-newton"),
+    "gauss-newton-20": (20, "gauss-newton"),
+    "gauss-newton-40": (40, "gauss-newton"),
+    "hessian-20": (20, "hessian"),
+    "fisher-20": (20, "fisher"),
+}
 
 
-def measure(device: torch.device, repeats: int) -> dict[str, Any]:
-    """All cases, once each: the peak does not depend on the clock."""
-    del repeats
-    cases = [Case(k, cast("CurvatureKind", kind), device.type) for k, kind in CASES]
-    return {"rows": [measure_case(case) for case in cases]}
+def sections(device: torch.device) -> list[str]:
+    """One per case."""
+    del device
+    return list(CASES)
 
 
-def measure_case(case: Case) -> dict[str, Any]:
+def measure(section: str, setting: Setting) -> Section:
+    """A case, once: the peak does not depend on the clock."""
+    dimension, curvature = CASES[section]
+    return measure_case(Case(dimension, curvature, setting.device.type))
+
+
+def measure_case(case: Case) -> Section:
     """Run a case in a fresh process."""
-    if case.device == "cpu" and not STATUS.exists():
-        raise UnavailableError("peak memory on the CPU is read from /proc, which this system lacks")
-    command = [sys.executable, "-m", "benchmarks.memory", json.dumps(asdict(case))]
-    root = Path(__file__).parents[1]
-    found = subprocess.run(
-        command, cwd=root, env=os.environ | ALLOCATOR, capture_output=True, text=True, check=False
-    )
-    if found.returncode != 0:
-        raise RuntimeError(f"the memory of {case} could not be measured:\n{found.stderr}")
-    row: dict[str, Any] = json.loads(found.stdout)
+    peak.require(torch.device(case.device))
+    row: Section = peak.in_own_process("benchmarks.memory", asdict(case))
     print(f"{case.curvature}, K = {case.dimension}: {row['vectors']:.1f} vectors")
     return row
 
 
-def table(result: dict[str, Any]) -> str:
+def table(sections: Sections, device: torch.device) -> str:
     """One row per case."""
-    lines = ["| curvature | K | peak in vectors | bound K + 8 |", "| --- | --- | --- | --- |"]
-    lines += [
-        f"| {row['curvature']} | {row['dimension']} | {row['vectors']:.1f} | {row['bound']} |"
-        for row in result["rows"]
+    del device
+    measured = [sections[name] for name in CASES if name in sections]
+    rows = [["curvature", "K", "peak in vectors", "bound K + 8"]]
+    rows += [
+        [row["curvature"], str(row["dimension"]), f"{row['vectors']:.1f}", str(row["bound"])]
+        for row in measured
     ]
-    one = result["rows"][0]
+    one = measured[0]
     caption = (
         f"Peak of two KSD steps beyond the model and the data, in vectors of n = "
         f"{one['parameters']:,} numbers: {one['depth']} layers of {one['width']:,} units, "
         f"{one['samples']} samples, so that activations do not count. "
-        f"{sentence(result['environment'])}."
+        f"{sentence(one['environment'])}."
     )
-    return "\n".join(lines) + f"\n\n{caption}"
+    return f"{markdown(rows)}\n\n{caption}"
+
+
+PART = Part(sections=sections, measure=measure, tables={"": table})
 
 
 # In the process of its own ------------------------------------------------------------------
@@ -100,10 +95,7 @@ def peak_of(case: Case) -> dict[str, Any]:
     model, data = _problem(case, case.width, device)
     parameters = list(model.parameters())
     count = sum(p.numel() for p in parameters)
-    gc.collect()
-    before = _bytes_now(device)
-    _two_steps(case, model, data)
-    used = _bytes_at_most(device) - before
+    used = peak.peak_of(lambda: _two_steps(case, model, data), device)
     return {
         **asdict(case),
         "parameters": count,
@@ -128,26 +120,6 @@ def _two_steps(case: Case, model: nn.Module, data: tuple[torch.Tensor, torch.Ten
         result = optimizer.step(data)
         if not result.status.moved:
             raise RuntimeError(f"the step that is measured was not taken: {result}")
-
-
-def _bytes_now(device: torch.device) -> int:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return torch.cuda.memory_allocated(device)
-    return _status("VmRSS")
-
-
-def _bytes_at_most(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return _status("VmHWM")
-
-
-def _status(field: str) -> int:
-    for line in STATUS.read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise UnavailableError(f"{STATUS} has no {field}")
 
 
 if __name__ == "__main__":

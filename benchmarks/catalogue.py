@@ -1,0 +1,12 @@
+"""The parts of the benchmark by name."""
+
+from benchmarks import growth, memory, product, step, target
+from benchmarks.parts import Part
+
+PARTS: dict[str, Part] = {
+    "product": product.PART,
+    "memory": memory.PART,
+    "step": step.PART,
+    "target": target.PART,
+    "growth": growth.PART,
+}

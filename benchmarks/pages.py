@@ -1,0 +1,133 @@
+"""Tables and figures in README and docs, made from the JSON files: no figure is typed by hand.
+
+A page marks where a table goes. Its name is that of the folder with the results, and where a part
+has several tables, the view's:
+
+    <!-- generated:product-cuda -->
+    <!-- end:product-cuda -->
+    <!-- generated:product-cuda:models -->
+    <!-- end:product-cuda:models -->
+"""
+
+import importlib.util
+import re
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.catalogue import PARTS
+from benchmarks.parts import NOT_MEASURED, Part, Sections, View, device_suffix, result_folder
+from benchmarks.records import read_all
+from krylov_descent.laboratory.exhibit_lines import headings, lines
+from krylov_descent.laboratory.reproduce import Exhibit, exhibit
+
+ROOT = Path(__file__).parents[1]
+# The name under which pages ask for the tables of `ksd reproduce`.
+EXHIBITS = "exhibit"
+RESULTS = ROOT / "benchmarks" / "results"
+FIGURE_VIEW = "figures"
+FIGURES = Path("docs") / "benchmarks"
+BLOCK = re.compile(
+    r"^<!-- generated:(?P<name>[\w-]+)(?::(?P<view>[\w-]+))? -->\n"
+    r".*?^<!-- end:(?P=name)(?(view):(?P=view)) -->$",
+    re.DOTALL | re.MULTILINE,
+)
+START = re.compile(r"^<!-- generated:", re.MULTILINE)
+DEVICES = (torch.device("cpu"), torch.device("cuda"))
+
+
+def update(root: Path, results: Path, *, check: bool) -> int:
+    """Bring tables and figures up to date, or only say which tables are not; the exit status."""
+    outdated_pages = outdated(root, results)
+    for page, text in outdated_pages.items():
+        if not check:
+            page.write_text(text, encoding="utf-8")
+        print(f"{page.relative_to(root)}: {'out of date' if check else 'updated'}")
+    if check and outdated_pages:
+        print("Run `python -m benchmarks tables`.")
+        return 1
+    if not check:
+        draw(root / FIGURES, results)
+    return 0
+
+
+def outdated(root: Path = ROOT, results: Path = RESULTS) -> dict[Path, str]:
+    """Pages whose tables are not what the results say, each with the text that would be right."""
+    pages = [*root.glob("README.md"), *sorted(root.glob("docs/**/*.md"))]
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    filled = {page: fill(text, results, page.name) for page, text in texts.items()}
+    return {page: filled[page] for page, text in texts.items() if filled[page] != text}
+
+
+def fill(text: str, results: Path, page: str = "the page") -> str:
+    """The text with every table made anew; it says so where there is no result yet."""
+    if len(START.findall(text)) != len(BLOCK.findall(text)):
+        raise ValueError(f"{page} has a `<!-- generated:NAME -->` without its `<!-- end:NAME -->`")
+
+    def block(match: re.Match[str]) -> str:
+        name, view = match["name"], match["view"] or ""
+        if name == EXHIBITS:
+            body = exhibit_table(exhibit(view), ROOT / "results")
+            return f"<!-- generated:{name}:{view} -->\n\n{body}\n\n<!-- end:{name}:{view} -->"
+        part, device = _part_and_device(name, page)
+        views: dict[str, View] = dict(part.tables)
+        if part.figures:
+            views[FIGURE_VIEW] = partial(links, part)
+        if view not in views:
+            known = ", ".join(filter(None, views)) or "none"
+            raise ValueError(f"{page} asks for the view {view!r} of {name}; there are {known}")
+        sections = read_all(results / name)
+        body = views[view](sections, device) if sections else NOT_MEASURED
+        mark = f"{name}:{view}" if view else name
+        return f"<!-- generated:{mark} -->\n\n{body}\n\n<!-- end:{mark} -->"
+
+    return BLOCK.sub(block, text)
+
+
+def exhibit_table(shown: Exhibit, base: Path) -> str:
+    """A table of the paper as Markdown."""
+    head = headings(shown)
+    text = [f"| | {' | '.join(head)} |", "| --- |" + " ---: |" * len(head)]
+    for row in shown.rows:
+        text.append(f"| **{row}** |" + " |" * len(head))
+        text += [
+            "| " + " | ".join(line + [""] * (len(head) + 1 - len(line))) + " |"
+            for line in lines(shown, row, base)
+        ]
+    return "\n".join(text)
+
+
+def links(part: Part, sections: Sections, device: torch.device) -> str:
+    """The figures of a part on docs/benchmarks.md."""
+    return "\n\n".join(
+        f"![{figure.text}](benchmarks/{stem}{device_suffix(device)}.svg)"
+        for stem, figure in part.figures.items()
+        if figure.ready(sections)
+    )
+
+
+def draw(folder: Path, results: Path) -> None:
+    """All figures for which there are results; none where matplotlib is not installed."""
+    drawable = [
+        (figure, sections, device, folder / f"{stem}{device_suffix(device)}.svg")
+        for name, part in PARTS.items()
+        for device in DEVICES
+        if (sections := read_all(results / result_folder(name, device)))
+        for stem, figure in part.figures.items()
+        if figure.ready(sections)
+    ]
+    if drawable and importlib.util.find_spec("matplotlib") is None:
+        print("figures skipped: matplotlib is not installed")
+        return
+    for figure, sections, device, path in drawable:
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.draw(sections, device, path)
+
+
+def _part_and_device(name: str, page: str) -> tuple[Part, torch.device]:
+    for part in PARTS:
+        for device in DEVICES:
+            if result_folder(part, device) == name:
+                return PARTS[part], device
+    raise ValueError(f"{page} asks for a table {name!r}; there are {', '.join(PARTS)}")

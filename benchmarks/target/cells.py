@@ -1,0 +1,201 @@
+"""Which runs there are, in the order in which they are made."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from benchmarks.environment import UnavailableError
+from benchmarks.records import read
+from benchmarks.target.methods import METHODS, Method, methods_of
+
+SEEDS = (0, 1, 2)
+TUNING_PART = 0.25  # of the budget
+# A run that has not stopped by itself after so long is shown as it is then.
+LONGEST_SECONDS = 300.0
+# Beyond the seconds of training: errors are measured, the method is warmed up.
+OVERHEAD, OVERHEAD_SECONDS = 1.4, 3.0
+
+Stage = Literal["rate", "seed", "early-stop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Race:
+    """A problem, the errors to be reached, and the time for it.
+
+    Attributes:
+        title: what tables call it.
+        problem: its name in the laboratory.
+        options: of the problem.
+        train: the training error to reach.
+        test: the test error to reach.
+        seconds: of training; learning rates fall to 0 over them.
+        batch_size: of the first-order methods.
+    """
+
+    title: str
+    problem: str
+    options: dict[str, Any] = field(default_factory=dict)
+    train: float
+    test: float
+    seconds: float
+    batch_size: int
+
+
+# On a GPU the paper's problems. The test errors to reach are the paper's for KSD (Table 2), the
+# training errors of the autoencoders those of this project's goals. On a CPU small forms.
+SMALL = {"size": "small"}
+RACES: dict[str, dict[str, Race]] = {
+    "cuda": {
+        "curves": Race(
+            title="CURVES (re-created)",
+            problem="curves",
+            train=0.1,
+            test=0.25,
+            seconds=18,
+            batch_size=500,
+        ),
+        "mnist-autoencoder": Race(
+            title="MNIST autoencoder",
+            problem="mnist-autoencoder",
+            train=2.0,
+            test=2.5,
+            seconds=30,
+            batch_size=1000,
+        ),
+        "mnist-classifier": Race(
+            title="MNIST classification",
+            problem="mnist-classifier",
+            train=0.001,
+            test=0.017,
+            seconds=15,
+            batch_size=1000,
+        ),
+    },
+    "cpu": {
+        "curves": Race(
+            title="CURVES (re-created), small",
+            problem="curves",
+            options=SMALL,
+            train=8.0,
+            test=8.5,
+            seconds=30,
+            batch_size=100,
+        ),
+        "mnist-autoencoder": Race(
+            title="MNIST autoencoder, small",
+            problem="mnist-autoencoder",
+            options=SMALL,
+            train=10.0,
+            test=15.0,
+            seconds=30,
+            batch_size=100,
+        ),
+        "mnist-classifier": Race(
+            title="MNIST classification, small",
+            problem="mnist-classifier",
+            options=SMALL,
+            train=0.001,
+            test=0.1,
+            seconds=10,
+            batch_size=100,
+        ),
+    },
+}
+# The goals are about these.
+FIRST_RACES, FIRST_METHODS, STOPPING_METHODS = (
+    ("curves", "mnist-autoencoder"),
+    ("ksd", "adam", "ksd-tf32", "adam-tf32"),
+    ("ksd", "hf"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run: a short one for a learning rate, a full one, or one to its own early stop."""
+
+    race: str
+    method: str
+    stage: Stage
+    rate: float | None = None
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Also that of its file."""
+        ending = {
+            "rate": f"rate-{self.rate}",
+            "seed": f"seed-{self.seed}",
+            "early-stop": "early-stop",
+        }
+        return f"{self.race}.{self.method}.{ending[self.stage]}"
+
+    def seconds(self, race: Race) -> float:
+        """Of training, at most."""
+        if self.stage == "early-stop":
+            return LONGEST_SECONDS
+        return race.seconds * (TUNING_PART if self.stage == "rate" else 1.0)
+
+
+@lru_cache
+def cells_of(device: str) -> dict[str, Cell]:
+    """All cells of a device by name, those that the goals are about first."""
+    races = RACES[device]
+    first = [race for race in FIRST_RACES if race in races]
+    ordered: list[Cell] = []
+    methods = methods_of(device)
+    for method in FIRST_METHODS:
+        for race in first if method in methods else []:
+            ordered += _runs(race, method)
+    for race in first:
+        ordered += [Cell(race=race, method=m, stage="early-stop") for m in STOPPING_METHODS]
+    for race in races:
+        for method in methods:
+            ordered += _runs(race, method)
+    return {cell.name: cell for cell in ordered}
+
+
+def _runs(race: str, method: str) -> Iterator[Cell]:
+    for rate in METHODS[method].rates:
+        yield Cell(race=race, method=method, stage="rate", rate=rate)
+    for seed in SEEDS:
+        yield Cell(race=race, method=method, stage="seed", seed=seed)
+
+
+def expected_seconds(name: str, device: torch.device) -> float:
+    """About how long a cell takes, all told."""
+    cell = cells_of(device.type)[name]
+    return OVERHEAD * cell.seconds(RACES[device.type][cell.race]) + OVERHEAD_SECONDS
+
+
+def rate_of(cell: Cell, method: Method, folder: Path) -> float | None:
+    """The learning rate to run a cell with: its own, or the best of the short runs.
+
+    Raises:
+        UnavailableError: some of the short runs are not there yet.
+    """
+    if cell.rate is not None or not method.rates:
+        return cell.rate
+    found = {}
+    for rate in method.rates:
+        short = Cell(race=cell.race, method=cell.method, stage="rate", rate=rate)
+        path = folder / f"{short.name}.json"
+        if not path.exists():
+            raise UnavailableError(f"its learning rate is not tuned yet: {short.name} is missing")
+        found[rate] = read(path)["last"]["train"]
+    return best_rate(found)
+
+
+def best_rate(errors: dict[float, float | None]) -> float:
+    """The rate with the lowest error; None is a run that ended in NaN.
+
+    Raises:
+        UnavailableError: all of them did.
+    """
+    finite = {rate: error for rate, error in errors.items() if error is not None}
+    if not finite:
+        raise UnavailableError("every learning rate of the grid ended in NaN")
+    return min(finite, key=lambda rate: finite[rate])

@@ -1,0 +1,70 @@
+"""The methods by name, with the grids of their learning rates and their settings."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.environment import UnavailableError, version_of
+from krylov_descent.laboratory.reproduce import BEST, exhibit
+
+ADAPTIVE_RATES = (5e-4, 1e-3, 2e-3, 4e-3)
+# The loss of an autoencoder is a sum over 784 pixels.
+SGD_RATES = (1e-3, 4e-3, 1.6e-2, 6.4e-2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method as it takes part.
+
+    Attributes:
+        title: what tables call it.
+        rates: the grid of its learning rate; empty for methods without one.
+        distribution: that it needs.
+        tf32: whether gradient (and products) are in TensorFloat-32; on a GPU only.
+        kind: the method itself, where the name says more.
+    """
+
+    title: str
+    rates: tuple[float, ...] = ()
+    distribution: str | None = None
+    tf32: bool = False
+    kind: str | None = None
+
+    def require(self) -> None:
+        """Say so where its library is not installed."""
+        if self.distribution and version_of(self.distribution) is None:
+            raise UnavailableError(f"{self.distribution} is not installed")
+
+
+METHODS: dict[str, Method] = {
+    "ksd": Method(title="KSD"),
+    "hf": Method(title="HF"),
+    "lbfgs": Method(title="L-BFGS"),
+    "ncg": Method(title="Nonlinear CG"),
+    "adam": Method(title="Adam", rates=ADAPTIVE_RATES),
+    "adamw": Method(title="AdamW", rates=ADAPTIVE_RATES),
+    "sgd": Method(title="SGD (Nesterov)", rates=SGD_RATES),
+    "soap": Method(title="SOAP", rates=ADAPTIVE_RATES, distribution="pytorch_optimizer"),
+    "muon": Method(title="Muon", rates=ADAPTIVE_RATES),
+    "ksd-tf32": Method(title="KSD, tf32", tf32=True, kind="ksd"),
+    "adam-tf32": Method(title="Adam, tf32", rates=ADAPTIVE_RATES, tf32=True, kind="adam"),
+}
+
+
+def methods_of(device: str) -> dict[str, Method]:
+    """Those that there are on a device."""
+    return {name: m for name, m in METHODS.items() if device == "cuda" or not m.tf32}
+
+
+def settings_of(method: str, problem: str, small: bool) -> dict[str, Any]:
+    """Options of a method without learning rate: for KSD those of the paper's Table 2 here.
+
+    The small forms and the other methods have their defaults.
+    """
+    chosen = METHODS[method]
+    if (chosen.kind or method) != "ksd":
+        return {}
+    precision: dict[str, Any] = {"tf32": True} if chosen.tf32 else {}
+    for cell in () if small else exhibit("table2").cells:
+        if (cell.column, cell.row) == (BEST, problem):
+            return {**cell.settings.optimizer_options, **precision}
+    return precision

@@ -1,0 +1,133 @@
+"""Times to the targets as tables; cells that are not there are shown as missing."""
+
+import math
+import statistics
+
+import torch
+
+from benchmarks.environment import sentence
+from benchmarks.parts import NOT_MEASURED, Section, Sections, markdown
+from benchmarks.target.cells import FIRST_RACES, RACES, SEEDS, Cell, Race
+from benchmarks.target.methods import Method, methods_of
+
+MISSING, NEVER = "missing", "not reached"
+
+
+def seeds_of(sections: Sections, race: str, method: str) -> list[Section]:
+    """The full runs of a method that are there."""
+    names = [Cell(race=race, method=method, stage="seed", seed=seed).name for seed in SEEDS]
+    return [sections[name] for name in names if name in sections]
+
+
+def times(runs: list[Section], error: str) -> list[float]:
+    """Seconds to the target of each run; infinity where it was not reached."""
+    found = (run["reached"][error] for run in runs)
+    return [math.inf if seconds is None else seconds for seconds in found]
+
+
+def median_time(sections: Sections, race: str, method: str, error: str) -> float | None:
+    """Over all seeds; None while some are missing."""
+    runs = seeds_of(sections, race, method)
+    return statistics.median(times(runs, error)) if len(runs) == len(SEEDS) else None
+
+
+def target_table(sections: Sections, device: torch.device) -> str:
+    """One table a problem, one row a method."""
+    races = RACES[device.type]
+    methods = methods_of(device.type)
+    tables = [_race_table(sections, name, race, methods) for name, race in races.items()]
+    one = next(iter(sections.values()), None)
+    if one is None:
+        return NOT_MEASURED
+    caption = (
+        "Seconds of training until the error is reached: median of three seeds (lowest to "
+        "highest), and in times of KSD's. The learning rate is the best of four, each tried for a "
+        "quarter of the time with one seed, and falls linearly to 0 over the time. "
+        f"{sentence(one['environment'])}."
+    )
+    return "\n\n".join([*tables, caption])
+
+
+def _race_table(sections: Sections, name: str, race: Race, methods: dict[str, Method]) -> str:
+    rows = [
+        [
+            "method",
+            "rate",
+            f"training error {race.train:g}",
+            "of KSD",
+            f"test error {race.test:g}",
+            "of KSD",
+            "errors at the end (training / test)",
+        ]
+    ]
+    for method, described in methods.items():
+        runs = seeds_of(sections, name, method)
+        cells = [described.title, _rate(runs) if described.rates else "–"]
+        for error in ("train", "test"):
+            cells += [_time(runs, error), _relative(sections, name, method, error)]
+        rows.append([*cells, _errors(runs)])
+    batch = f"mini-batches of {race.batch_size:,}"
+    return f"**{race.title}**, {race.seconds:g} s, {batch}\n\n{markdown(rows)}"
+
+
+def early_stop_table(sections: Sections, device: torch.device) -> str:
+    """KSD's total time over HF's, each to its own early stop."""
+    rows = [["problem", "KSD", "HF", "KSD / HF", "errors of KSD", "errors of HF"]]
+    for race in FIRST_RACES:
+        found = [
+            sections.get(Cell(race=race, method=method, stage="early-stop").name)
+            for method in ("ksd", "hf")
+        ]
+        ratio = MISSING
+        if found[0] and found[1]:
+            ratio = f"{found[0]['last']['seconds'] / found[1]['last']['seconds']:.2f}"
+        rows.append([RACES[device.type][race].title, *map(_total, found), ratio])
+        rows[-1] += [_errors([run]) if run else MISSING for run in found]
+    caption = (
+        "Seconds of training until the validation error has stopped falling; “cut” where the "
+        "time limit ended the run first. Errors are training / test."
+    )
+    return f"{markdown(rows)}\n\n{caption}"
+
+
+def _total(run: Section | None) -> str:
+    if run is None:
+        return MISSING
+    return f"{run['last']['seconds']:.1f} s" + (" (cut)" if run["ending"] == "seconds" else "")
+
+
+def _rate(runs: list[Section]) -> str:
+    return f"{runs[0]['rate']:g}" if runs else MISSING
+
+
+def _time(runs: list[Section], error: str) -> str:
+    if not runs:
+        return MISSING
+    found = times(runs, error)
+    text = _seconds(statistics.median(found))
+    if min(found) < math.inf:
+        text += f" ({_seconds(min(found))} to {_seconds(max(found))})"
+    return text if len(runs) == len(SEEDS) else f"{text}, {len(runs)} of {len(SEEDS)} seeds"
+
+
+def _seconds(value: float) -> str:
+    return NEVER if value == math.inf else f"{value:.2f} s"
+
+
+def _relative(sections: Sections, race: str, method: str, error: str) -> str:
+    own = median_time(sections, race, "ksd", error)
+    other = median_time(sections, race, method, error)
+    if not own or other is None or math.inf in (own, other):
+        return "–"
+    return f"{other / own:.2f}"
+
+
+def _errors(runs: list[Section]) -> str:
+    if not runs:
+        return MISSING
+    shown = []
+    for error in ("train", "test"):
+        found = [run["last"][error] for run in runs]
+        finite = [value for value in found if value is not None]
+        shown.append(f"{statistics.median(finite):.3g}" if finite else "NaN")
+    return " / ".join(shown)

@@ -1,0 +1,132 @@
+"""The harness: what it measures, writes, keeps and leaves for another call."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import __main__ as harness
+from benchmarks import environment, timing
+from benchmarks.parts import Part, Sections, Setting, result_folder
+from benchmarks.records import read_all
+
+CPU = torch.device("cpu")
+
+
+class Sleepless:
+    """A part of three sections that notes which were measured; "b" cannot be."""
+
+    def __init__(self) -> None:
+        self.measured: list[str] = []
+
+    def measure(self, section: str, setting: Setting) -> dict[str, Any]:
+        if section == "b":
+            raise environment.UnavailableError(f"no such thing on {setting.device}")
+        self.measured.append(section)
+        return {"value": setting.repeats}
+
+    def part(self, *, kept: bool = False, seconds: float = 0.0) -> Part:
+        return Part(
+            sections=lambda device: ["a", "b", "c"],
+            measure=self.measure,
+            tables={"": self.table},
+            kept=kept,
+            seconds=lambda section, device: seconds if section == "a" else 0.0,
+        )
+
+    @staticmethod
+    def table(sections: Sections, device: torch.device) -> str:
+        return f"{' and '.join(sections)} on {device}"
+
+
+def setting(folder: Path) -> Setting:
+    return Setting(device=CPU, repeats=2, folder=folder)
+
+
+def test_the_environment_says_where_and_with_what() -> None:
+    found = environment.describe(CPU)
+    assert found["versions"]["torch"] == environment.version_of("torch")
+    assert found["threads"] == torch.get_num_threads()
+    assert found["device"] == found["cpu"] != ""
+    assert found["commit"] is None or len(found["commit"].split("+")[0]) == 40
+    json.dumps(found)
+
+
+def test_a_package_that_is_not_there_has_no_version() -> None:
+    assert environment.version_of("no-such-package") is None
+
+
+def test_a_spread_is_the_median_with_the_extremes() -> None:
+    found = timing.spread([3.0, 1.0, 2.0, 10.0])
+    assert found == {"median": 2.5, "low": 1.0, "high": 10.0}
+    assert timing.show(found) == "2.50 (1.00 to 10.00)"
+
+
+def test_each_section_is_a_file_and_what_cannot_be_is_skipped_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness.run("part", Sleepless().part(), setting(tmp_path), seconds=60)
+    found = read_all(tmp_path)
+    assert list(found) == ["a", "c"]
+    assert found["a"]["value"] == 2
+    assert found["c"]["environment"]["threads"] == torch.get_num_threads()
+    printed = capsys.readouterr().out
+    assert "part: b skipped: no such thing on cpu" in printed
+    assert "a and c on cpu" in printed
+
+
+def test_an_error_in_a_section_is_told_and_the_others_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(section: str, setting: Setting) -> dict[str, Any]:
+        if section == "a":
+            raise RuntimeError("out of luck")
+        return {}
+
+    part = replace(Sleepless().part(), measure=measure)
+    assert harness.run("part", part, setting(tmp_path), seconds=60) == ["part: a"]
+    assert list(read_all(tmp_path)) == ["b", "c"]
+    assert "out of luck" in capsys.readouterr().err
+
+
+def test_sections_that_are_kept_are_not_measured_again(tmp_path: Path) -> None:
+    first, second, third = Sleepless(), Sleepless(), Sleepless()
+    harness.run("part", first.part(kept=True), setting(tmp_path), only=["c"], seconds=60)
+    assert first.measured == ["c"]
+    harness.run("part", second.part(kept=True), setting(tmp_path), seconds=60)
+    assert second.measured == ["a"]
+    harness.run("part", third.part(), setting(tmp_path), seconds=60)
+    assert third.measured == ["a", "c"]
+
+
+def test_what_does_not_fit_the_time_is_left_for_another_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = Sleepless()
+    harness.run("part", part.part(seconds=100), setting(tmp_path), seconds=50)
+    assert part.measured == ["c"]
+    assert "left for another call (--seconds 50 is over): a" in capsys.readouterr().out
+
+
+def test_sections_are_chosen_by_how_they_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["curves.ksd.seed-0", "curves.adam.seed-0", "mnist.ksd.seed-0"]
+    assert harness.wanted(names, [], "part") == names
+    assert harness.wanted(names, ["curves"], "part") == names[:2]
+    assert harness.wanted(names, ["*.ksd"], "part") == [names[0], names[2]]
+    assert harness.wanted(names, ["other"], "part") == []
+    assert "no section begins with other" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["nothing"], ["--repeats", "0"], ["--device", "tpu"]])
+def test_bad_arguments_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        harness.main(arguments)
+    assert refusal.value.code == 2
+
+
+def test_results_of_a_gpu_have_a_folder_and_a_table_of_their_own() -> None:
+    assert result_folder("product", CPU) == "product"
+    assert result_folder("product", torch.device("cuda")) == "product-cuda"

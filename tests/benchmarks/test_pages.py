@@ -1,0 +1,118 @@
+"""Tables and figures of README and docs, made from results."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import pages
+from benchmarks.catalogue import PARTS
+from benchmarks.environment import describe
+from benchmarks.parts import NOT_MEASURED, Section
+from benchmarks.records import write
+
+PAGE = "before\n\n<!-- generated:memory -->\nold\n<!-- end:memory -->\n\nafter\n"
+FIGURE = "<!-- generated:growth:figures -->\nold\n<!-- end:growth:figures -->\n"
+
+
+def memory() -> Section:
+    return {
+        "environment": describe(torch.device("cpu")),
+        "curvature": "gauss-newton",
+        "dimension": 10,
+        "vectors": 12.345,
+        "bound": 18,
+        "parameters": 100,
+        "width": 5,
+        "depth": 4,
+        "samples": 3,
+    }
+
+
+def growth() -> Section:
+    base = {"n": 1, "N": 2, "K": 3, "B": 4, "C": 5}
+    cost = {
+        "seconds": {"median": 0.002, "low": 0.001, "high": 0.003},
+        "evaluations": {"median": 20, "low": 19, "high": 21},
+    }
+    return {
+        "environment": describe(torch.device("cpu")),
+        "axis": "K",
+        "base": base,
+        "repeats": 3,
+        "rows": [{**base, **cost, "K": k, "bytes": k << 20} for k in (3, 9)],
+    }
+
+
+def test_a_page_gets_its_table_between_the_marks(tmp_path: Path) -> None:
+    write(tmp_path / "memory" / "gauss-newton-10.json", memory())
+    filled = pages.fill(PAGE, tmp_path)
+    assert "| gauss-newton | 10 | 12.3 | 18 |" in filled
+    assert filled.startswith("before\n\n<!-- generated:memory -->\n\n| curvature")
+    assert pages.fill(filled, tmp_path) == filled
+
+
+def test_without_results_a_table_says_so(tmp_path: Path) -> None:
+    assert pages.fill(PAGE, tmp_path) == PAGE.replace("old\n", f"\n{NOT_MEASURED}\n\n")
+
+
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [
+        ("<!-- generated:memory -->\n", "without its"),
+        ("<!-- generated:memory:a -->\n<!-- end:memory:b -->\n", "without its"),
+        ("<!-- generated:other -->\n<!-- end:other -->\n", "'other'; there are product, memory"),
+        ("<!-- generated:step:x -->\n<!-- end:step:x -->\n", "'x' of step; there are phases"),
+    ],
+)
+def test_a_page_with_wrong_marks_is_named(page: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"README.md.*{problem}"):
+        pages.fill(page, tmp_path, "README.md")
+
+
+def test_outdated_pages_are_found_and_repaired(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "page.md"
+    page.write_text(PAGE)
+    (tmp_path / "README.md").write_text("no table here\n")
+    write(tmp_path / "memory" / "gauss-newton-10.json", memory())
+    assert pages.update(tmp_path, tmp_path, check=True) == 1
+    assert page.read_text() == PAGE
+    assert "docs/page.md: out of date" in capsys.readouterr().out
+    assert pages.update(tmp_path, tmp_path, check=False) == 0
+    assert "gauss-newton" in page.read_text()
+    assert pages.update(tmp_path, tmp_path, check=True) == 0
+
+
+def test_figures_are_drawn_where_the_page_links_to_them_and_the_same_each_time(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "benchmarks.md"
+    page.write_text(FIGURE)
+    write(tmp_path / "growth" / "K.json", growth())
+    pages.update(tmp_path, tmp_path, check=False)
+    link = re.search(r"!\[.+\]\((.+)\)", page.read_text())
+    assert link is not None
+    figure = tmp_path / "docs" / link[1]
+    first = figure.read_text()
+    assert "seconds a step" in first
+    pages.draw(figure.parent, tmp_path)
+    assert figure.read_text() == first
+
+
+def test_the_tables_of_readme_and_docs_are_up_to_date() -> None:
+    assert list(pages.outdated()) == [], "run `python -m benchmarks tables`"
+
+
+def test_every_part_can_be_measured_on_both_devices() -> None:
+    for part in PARTS.values():
+        for device in pages.DEVICES:
+            names = part.sections(device)
+            assert len(set(names)) == len(names) > 0
+            # They are names of files.
+            assert all(re.fullmatch(r"[\w.-]+", name) for name in names)
