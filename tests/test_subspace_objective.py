@@ -119,17 +119,17 @@ def test_parameters_are_left_at_the_point_and_come_back_exactly(dtype: torch.dty
     storage = [p.data_ptr() for p in problem.model.parameters()]
     function, subspace, theta = around(objective, data, 4)
     zero = torch.zeros(subspace.rank, dtype=torch.float64)
-    start = function.evaluate(zero)
+    start = function(zero)
     for seed in range(20):
         a = numbers(subspace.rank, seed=seed)
         function(a)
         assert torch.equal(objective.parameters.copy(), theta + function.direction(a))
     assert torch.equal(theta, before)  # the copy is never written to
     # After any number of moves zero is θ bit for bit: nothing is added and subtracted.
-    again = function.evaluate(zero)
+    again = function(zero)
     assert torch.equal(objective.parameters.copy(), before)
-    assert again.value == start.value
-    assert torch.equal(again.gradient, start.gradient)
+    assert again[0] == start[0]
+    assert torch.equal(again[1], start[1])
     assert [p.data_ptr() for p in problem.model.parameters()] == storage
 
 
@@ -145,8 +145,7 @@ def test_value_is_that_of_the_parameters_as_they_are() -> None:
 def test_samples_are_counted() -> None:
     problem = make("mlp", "cross-entropy")
     function, subspace, _ = around(Objective(problem.model, problem.loss), problem.data, 3)
-    start = function.evaluate(torch.zeros(subspace.rank, dtype=torch.float64))
-    gradient = function.project(start)
+    start, gradient = function(torch.zeros(subspace.rank, dtype=torch.float64))
     function(-gradient)
     assert function.samples_seen == 2 * 5
     function.noise(start, gradient)
@@ -187,15 +186,14 @@ def measured_and_true_noise(
         Coordinates(subspace.curvature, EPSILON),
     )
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16), objective.network.algebra():
-        start = f.evaluate(torch.zeros(subspace.rank, dtype=torch.float64))
-        gradient = f.project(start)
+        start, gradient = f(torch.zeros(subspace.rank, dtype=torch.float64))
         noise = f.noise(start, gradient)
         # Near θ: far from it the rounding of the point itself adds to that of the value.
         length = 3e-3 * float(gradient.norm()) / math.sqrt(subspace.rank)
         points = [length * numbers(subspace.rank, seed=k) for k in range(25)]
         values = [f(a)[0] for a in points]
     errors = [value - exact(a)[0] for a, value in zip(points, values, strict=True)]
-    return noise, float(np.std(errors, ddof=1)), start.value
+    return noise, float(np.std(errors, ddof=1)), start
 
 
 @pytest.mark.parametrize("loss", PROBLEMS)
@@ -240,8 +238,8 @@ def test_noise_without_a_finite_neighbourhood_is_rounding_of_the_value() -> None
     objective = Objective(Cliff(), nn.MSELoss())
     data = torch.ones(4, 1).double(), torch.zeros(4, 1).double()
     function, _, theta = around(objective, data, 1)
-    start = function.evaluate(torch.zeros(1, dtype=torch.float64))
-    assert start.value == 4.0
-    noise = function.noise(start, function.project(start))
+    start, gradient = function(torch.zeros(1, dtype=torch.float64))
+    assert start == 4.0
+    noise = function.noise(start, gradient)
     assert noise == pytest.approx(torch.finfo(torch.float64).eps * 4.0 / 2)
     assert torch.equal(theta, torch.tensor([2.0], dtype=torch.float64))

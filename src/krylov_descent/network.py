@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, Tree
+from krylov_descent.distributed import unwrapped
 from krylov_descent.losses import Loss, OutputHessian, SampleLoss
 from krylov_descent.parameters import FlatParameters
 
@@ -28,6 +29,7 @@ class Network:
     Args:
         model: any module. A compiled model is used as it is for values, and unwrapped (`eager`)
             where second derivatives or per-sample gradients are needed, which compiled code lacks.
+            Of one in DistributedDataParallel the module inside is used.
         loss: see `krylov_descent.losses`.
         forward: `forward(model, inputs) -> outputs`; by default `model(inputs)`, `model(*inputs)`
             for a tuple or list, `model(**inputs)` for a dict.
@@ -39,8 +41,8 @@ class Network:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"`model` must be a torch.nn.Module, found {type(model).__name__}")
-        self.model = model
-        self.eager: nn.Module = getattr(model, "_orig_mod", model)
+        self.model = model = unwrapped(model)
+        self.eager: nn.Module = unwrapped(getattr(model, "_orig_mod", model))
         self.loss = SampleLoss(loss)
         self._forward = forward or _default_forward
         self._ambient: AbstractContextManager[Any] = nullcontext()

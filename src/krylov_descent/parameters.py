@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from krylov_descent.distributed import refuse_sharded_parameters
+
 SUPPORTED_DTYPES = (torch.float32, torch.float64)
 
 
@@ -124,6 +126,7 @@ class FlatParameters:
 
 
 def _check(tensors: Sequence[Tensor]) -> None:
+    refuse_sharded_parameters(tensors)
     if not tensors or not any(p.numel() for p in tensors):
         raise ValueError(
             "the model has no trainable parameters: give `params` at least one tensor "

@@ -27,6 +27,14 @@ class Preconditioner(Protocol):
         """D⁻¹ vector as a new vector [n]; D is symmetric positive definite."""
 
 
+@runtime_checkable
+class EntrywisePreconditioner(Preconditioner, Protocol):
+    """One that acts on each entry by itself, and so on a part of a vector."""
+
+    def solve_part(self, vector: Tensor, part: slice) -> Tensor:
+        """D⁻¹ on a part of a vector, as a new vector."""
+
+
 class FisherDiagonal:
     """D = diagonal of the Fisher matrix on A, plus λ, floored to ε times its maximum.
 
@@ -55,6 +63,10 @@ class FisherDiagonal:
         """The vector divided by D, entry by entry."""
         return vector / self.diagonal
 
+    def solve_part(self, vector: Tensor, part: slice) -> Tensor:
+        """A part of a vector divided by that part of D."""
+        return vector / self.diagonal[part]
+
 
 class Identity:
     """D = 1: no preconditioning."""
@@ -65,6 +77,10 @@ class Identity:
 
     def solve(self, vector: Tensor) -> Tensor:
         """The vector itself, copied."""
+        return vector.clone()
+
+    def solve_part(self, vector: Tensor, part: slice) -> Tensor:
+        """The part itself, copied."""
         return vector.clone()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from krylov_descent.batches import Samples
 from krylov_descent.noise import noise_of_sum
-from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.objective import Objective
 from krylov_descent.repeated import RepeatedObjective
 from krylov_descent.subspace import Coordinates, Subspace
 
@@ -43,29 +43,21 @@ class SubspaceObjective:
         self._objective, self._theta = objective, theta
         self._on_samples = RepeatedObjective(objective, samples)
         self._subspace, self._coordinates = subspace, coordinates
-        self.samples_seen = 0
+        self.samples, self.samples_seen, self._normaliser = 0, 0, 1.0
 
     def direction(self, a: Tensor) -> Tensor:
         """V̄a, a vector [n]."""
         return self._subspace.combine(self._coordinates.to_basis(a))
 
     def __call__(self, a: Tensor) -> tuple[float, Tensor]:
-        """Value and gradient V̄ᵀ∇f at a [r]; one gradient over C."""
-        found = self.evaluate(a)
-        return found.value, self.project(found)
-
-    def evaluate(self, a: Tensor) -> Evaluation:
-        """Value and gradient [n] at a."""
+        """Value and gradient V̄ᵀ∇f [r] in float64 on the CPU at a [r]; one gradient over C."""
         self._move(a)
         found = self._on_samples.value_and_gradient()
+        self.samples, self._normaliser = found.samples, found.normaliser
         self.samples_seen += found.samples
-        return found
+        return found.value, self._coordinates.from_gradient(self._subspace.project(found.gradient))
 
-    def project(self, found: Evaluation) -> Tensor:
-        """The gradient in the coordinates, [r] in float64 on the CPU."""
-        return self._coordinates.from_gradient(self._subspace.project(found.gradient))
-
-    def noise(self, start: Evaluation, gradient: Tensor) -> float:
+    def noise(self, value: float, gradient: Tensor) -> float:
         """Standard deviation of the rounding error of a value; four forward passes over C.
 
         Values at points a little apart along the first direction: what is left of them after
@@ -83,8 +75,8 @@ class SubspaceObjective:
         values = torch.stack(rows)
         if not bool(values.isfinite().all()):
             # No neighbourhood to look at; rounding of the last operation is the least there is.
-            return epsilon * abs(start.value) / math.sqrt(start.samples)
-        return noise_of_sum(values) / start.normaliser
+            return epsilon * abs(value) / math.sqrt(self.samples)
+        return noise_of_sum(values) / self._normaliser
 
     def value(self) -> float:
         """f_C at the parameters as they are."""

@@ -1,25 +1,35 @@
 """Krylov Subspace Descent (Vinyals & Povey 2011), Algorithm 3."""
 
 import math
-from typing import Any, overload
+from functools import partial
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.batches import Samples, as_samples
+from krylov_descent.basis import Replicated, Sharded, Storage
+from krylov_descent.batches import InMemory, Nothing, Samples
 from krylov_descent.bfgs import BFGSResult, minimize_bfgs
-from krylov_descent.curvature import Curvature, CurvatureKind
+from krylov_descent.curvature import Curvature, CurvatureKind, CurvatureProduct
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Evaluation, Objective
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
-from krylov_descent.preconditioner import Preconditioner, make_preconditioner
+from krylov_descent.preconditioner import (
+    EntrywisePreconditioner,
+    Preconditioner,
+    make_preconditioner,
+)
+from krylov_descent.spread_objective import SpreadObjective
+from krylov_descent.stored_subspace import StoredSubspace, stored_krylov_basis
 from krylov_descent.subsets import Reservoir, Size, SubsetSizes, draw
 from krylov_descent.subspace import Coordinates, Subspace, krylov_basis
 from krylov_descent.subspace_objective import SubspaceObjective
 
+BasisKind = Literal["replicated", "sharded"]
+Function = SubspaceObjective | SpreadObjective
 PREVIOUS_STEP = "previous_step"
 SCALED_AWAY = "the step scaled by `lr` is no decrease; the parameters are unchanged"
 
@@ -58,6 +68,15 @@ class KSD(DataOptimizer):
             free memory on a GPU by default.
         cuda_graphs: on a GPU, record products and evaluations once and replay them; False to run
             them as they are.
+        basis: "replicated" keeps the whole basis on every rank; "sharded" keeps a slice of each
+            vector, and sends vectors in each evaluation (see below).
+        basis_dtype: torch.bfloat16 to keep the basis in half the memory of float32.
+        basis_device: "cpu" to keep the basis in the host's (pinned) memory, from where it is
+            fetched in blocks.
+
+    Under an initialised process group (`torchrun`) each rank gives its own part of the data to
+    `step`, of any size, and gets the result of one process on all of them; B and C are drawn from
+    all of them. Every rank must call `step`, with the same model and options.
 
     Cost of a step, in gradients over one sample: |A|·4/3 + (K + 1)·|B|·4/3 + evaluations·|C|,
     with about K evaluations.
@@ -73,6 +92,18 @@ class KSD(DataOptimizer):
     | working vectors | 2 to 3 |
     | together at most | K + 8 |
 
+    The basis is what grows with K. It takes, in bytes for float32 parameters:
+
+    | how it is kept | where | bytes |
+    | --- | --- | --- |
+    | by default | with the parameters | 4(K + 1)n |
+    | `basis="sharded"`, R ranks | with the parameters, on each rank | 4(K + 1)n/R |
+    | `basis_dtype=torch.bfloat16` | with the parameters | 2(K + 1)n |
+    | `basis_device="cpu"` | with the host | 4(K + 1)n, and 128 MiB on the device |
+
+    and the three can be combined. A sharded basis sends about 2n numbers per evaluation, where
+    the replicated one sends K + 2.
+
     Activations: those of one micro-batch; for curvature products the graphs of all of B while
     they fit `activation_memory`, else they are rebuilt for each product (`graphs_kept`). With CUDA
     graphs, which are for models up to 16 MiB, the activations of B and C and up to four vectors
@@ -84,6 +115,8 @@ class KSD(DataOptimizer):
         ...     result = optimizer.step((inputs, targets))
         ...     print(result)
     """
+
+    _data_parallel = True
 
     def __init__(
         self,
@@ -104,6 +137,9 @@ class KSD(DataOptimizer):
         micro_batch: int | None = None,
         activation_memory: int | None = None,
         cuda_graphs: bool = True,
+        basis: BasisKind = "replicated",
+        basis_dtype: torch.dtype | None = None,
+        basis_device: torch.device | str | None = None,
     ) -> None:
         if dimension < 1:
             raise ValueError(f"`dimension` must be at least 1, found {dimension}")
@@ -128,6 +164,16 @@ class KSD(DataOptimizer):
         self.subset_sizes = SubsetSizes.checked(subset_size, dimension)
         self.bfgs_iterations = bfgs_iterations
         self.epsilon = epsilon
+        self.basis: BasisKind = basis
+        self.basis_storage = Storage.checked(
+            basis_dtype, basis_device, self.objective.parameters.tensors[0]
+        )
+        _check_basis(basis, self.preconditioner)
+
+    @property
+    def basis_is_plain(self) -> bool:
+        """Whether the basis is kept whole, as vectors are."""
+        return self.basis == "replicated" and self.basis_storage.is_plain
 
     @overload  # type: ignore[override]
     def step(self, data: None = None, *, closure: None = None) -> None: ...
@@ -170,25 +216,52 @@ class KSD(DataOptimizer):
         with self._working() as objective:
             return _Step(self, objective).run(data, curvature_data, objective_data)
 
+    def _options(self) -> dict[str, Any]:
+        return {
+            "`dimension`": self.dimension,
+            "`curvature`": self.curvature.kind,
+            "`preconditioner`": type(self.preconditioner).__name__,
+            "`subset_size`": self.subset_sizes,
+            "`bfgs_iterations`": self.bfgs_iterations,
+            "`epsilon`": self.epsilon,
+            "`basis`": self.basis,
+            "`basis_dtype`": self.basis_storage.dtype,
+            "`basis_device`": self.basis_storage.device,
+        }
+
     def _create_state(self) -> None:
         self._zero_state(PREVIOUS_STEP)
+
+
+def _check_basis(basis: str, preconditioner: Preconditioner) -> None:
+    if basis not in get_args(BasisKind):
+        raise ValueError(
+            f"`basis` must be one of {', '.join(map(repr, get_args(BasisKind)))}, found {basis!r}"
+        )
+    if basis == "sharded" and not isinstance(preconditioner, EntrywisePreconditioner):
+        raise ValueError(
+            "`basis='sharded'` needs a preconditioner that acts entry by entry, with a method "
+            f"solve_part(vector, part), which {type(preconditioner).__name__} has not: use "
+            "'fisher-diagonal' or 'identity', or basis='replicated'"
+        )
 
 
 class _Step:
     """One step under way: the algorithm's variables and the account of what it cost."""
 
     def __init__(self, optimizer: KSD, objective: Objective) -> None:
-        self.optimizer, self.objective = optimizer, objective
+        self.optimizer, self.objective, self.ranks = optimizer, objective, objective.ranks
         self.account = Account()
 
     def run(self, data: Any, curvature_data: Any, objective_data: Any) -> StepResult:
         """Algorithm 3, lines 3 to 13."""
         account = self.account
         # Lines 3-5. The sets; gradient g and preconditioner D on A.
+        self.ranks.enter("gradient")
         found, curvature_set, objective_set = self.gradient_and_sets(
             data, curvature_data, objective_data
         )
-        norm = float(found.gradient.norm())
+        norm = self.ranks.agreed_number(float(found.gradient.norm()))
         account.note(gradient_norm=norm)
         if not math.isfinite(found.value):
             return account.refused(Status.NOT_FINITE, f"the loss on A is {found.value}")
@@ -198,21 +271,24 @@ class _Step:
             return account.refused(Status.STATIONARY)
 
         # Lines 6-9. Basis V and projected curvature on B; coordinates in which it is round.
+        self.ranks.enter("basis")
         subspace = self.subspace(curvature_set, found.gradient)
         del found
         if not bool(subspace.curvature.isfinite().all()):
+            self.ranks.end_together()  # with an error, if that is what made a product NaN
             return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
         coordinates = Coordinates(subspace.curvature, self.optimizer.epsilon)
         account.note(ritz_values=tuple(coordinates.ritz_values.tolist()))
 
         # Lines 10-13. The best point a* of the subspace on C; d_prev ← V̄a*, θ ← θ + d_prev.
+        self.ranks.enter("search")
         theta = self.objective.parameters.copy()
-        function = SubspaceObjective(self.objective, objective_set, theta, subspace, coordinates)
         taken = None
         try:
-            start = function.evaluate(torch.zeros(subspace.rank, dtype=torch.float64))
-            best = self.search(function, start)
-            if best is not None and best.value < start.value:
+            function = self.function(objective_set, theta, subspace, coordinates)
+            start, gradient = function(torch.zeros(subspace.rank, dtype=torch.float64))
+            best = self.search(function, start, gradient)
+            if best is not None and best.value < start:
                 taken = self.take(function, theta, best, start)
         finally:
             if taken is None:
@@ -220,7 +296,7 @@ class _Step:
         if best is None:
             return account.refused(Status.NOT_FINITE, "the loss or its gradient on C is not finite")
         if taken is None:
-            reason = SCALED_AWAY if best.value < start.value else None
+            reason = SCALED_AWAY if best.value < start else None
             return account.refused(Status.NO_DECREASE, reason)
         return account.moved(str(best.reason), loss_after=taken)
 
@@ -228,42 +304,50 @@ class _Step:
         self, data: Any, curvature_data: Any, objective_data: Any
     ) -> tuple[Evaluation, Samples, Samples]:
         """Walk over A once; B and C by index, or from the stream on its way through."""
-        optimizer, generator = self.optimizer, self.optimizer._generator()
-        samples = as_samples(data)
+        optimizer, ranks = self.optimizer, self.ranks
+        samples: Samples = optimizer._samples(data)
         by_hand = curvature_data is not None and objective_data is not None
-        if not by_hand and not samples.indexed:
-            samples = Reservoir(samples, optimizer.subset_sizes, generator)
+        shard = ranks.shard_if_known(len(samples) if samples.indexed else None)
+        if not by_hand and shard is None:
+            # Each rank draws keys of its own for the samples that flow by it.
+            generator = optimizer._generator(ranks.rank)
+            samples = Reservoir(samples, optimizer.subset_sizes, generator, ranks)
         found = optimizer.preconditioner.update(self.objective, samples)
         self.account.note(loss=found.value, samples=found.samples)
         self.account.count(found.samples)
 
-        sets: list[Samples] = []
-        if not by_hand:
-            drawn = (
-                samples.draw()
-                if isinstance(samples, Reservoir)
-                else draw(samples, optimizer.subset_sizes, generator)
-            )
-            device = self.objective.parameters.device
-            sets = [drawn[0].to(device), drawn[1].to(device)]
+        sets: list[Samples] = [Nothing(), Nothing()]
+        if isinstance(samples, Reservoir):
+            sets = list(samples.draw())
+        elif not by_hand:
+            assert shard is not None
+            with ranks.own_work():
+                sets = list(draw(samples, optimizer.subset_sizes, optimizer._generator(), shard))
+        device = self.objective.parameters.device
+        with ranks.own_work():
+            sets = [held.to(device) if isinstance(held, InMemory) else held for held in sets]
         if curvature_data is not None:
-            sets[:1] = [as_samples(curvature_data, "curvature_data")]
+            sets[0] = optimizer._samples(curvature_data, "curvature_data")
         if objective_data is not None:
-            sets[1:] = [as_samples(objective_data, "objective_data")]
+            sets[1] = optimizer._samples(objective_data, "objective_data")
         self.account.lap("gradient")
         return found, sets[0], sets[1]
 
-    def subspace(self, curvature_set: Samples, gradient: Tensor) -> Subspace:
+    def subspace(self, curvature_set: Samples, gradient: Tensor) -> Subspace | StoredSubspace:
         """Algorithm 2."""
         optimizer = self.optimizer
         product = optimizer.curvature.at(self.objective, curvature_set)
-        subspace = krylov_basis(
-            product,
-            optimizer.preconditioner.solve,
-            gradient,
-            optimizer._get_vector(PREVIOUS_STEP),
-            optimizer.dimension,
-        )
+        subspace: Subspace | StoredSubspace
+        if self.ranks.together or not optimizer.basis_is_plain:
+            subspace = self.stored_subspace(product, gradient)
+        else:
+            subspace = krylov_basis(
+                product,
+                optimizer.preconditioner.solve,
+                gradient,
+                optimizer._get_vector(PREVIOUS_STEP),
+                optimizer.dimension,
+            )
         self.account.note(
             rank=subspace.rank,
             products=product.products,
@@ -274,17 +358,47 @@ class _Step:
         self.account.lap("basis")
         return subspace
 
-    def search(self, function: SubspaceObjective, start: Evaluation) -> BFGSResult | None:
+    def stored_subspace(self, product: CurvatureProduct, gradient: Tensor) -> StoredSubspace:
+        """Algorithm 2 with the basis on several ranks, in another dtype or on another device."""
+        optimizer, size = self.optimizer, gradient.numel()
+        placement: Replicated | Sharded = Replicated(self.ranks, size)
+        solve = optimizer.preconditioner.solve
+        if optimizer.basis == "sharded":
+            placement = Sharded(self.ranks, size)
+            assert isinstance(optimizer.preconditioner, EntrywisePreconditioner)
+            solve = partial(optimizer.preconditioner.solve_part, part=placement.part)
+        return stored_krylov_basis(
+            product.part,
+            solve,
+            gradient,
+            optimizer._get_vector(PREVIOUS_STEP),
+            optimizer.dimension,
+            placement=placement,
+            storage=optimizer.basis_storage,
+        )
+
+    def function(
+        self,
+        objective_set: Samples,
+        theta: Tensor,
+        subspace: Subspace | StoredSubspace,
+        coordinates: Coordinates,
+    ) -> Function:
+        """f_C in the coordinates of the subspace."""
+        if isinstance(subspace, StoredSubspace):
+            return SpreadObjective(self.objective, objective_set, theta, subspace, coordinates)
+        return SubspaceObjective(self.objective, objective_set, theta, subspace, coordinates)
+
+    def search(self, function: Function, start: float, gradient: Tensor) -> BFGSResult | None:
         """BFGS from a = 0; None where the objective is not finite there."""
-        self.account.note(loss_before=start.value, objective_samples=start.samples, evaluations=1)
-        gradient = function.project(start)
-        if not (math.isfinite(start.value) and bool(gradient.isfinite().all())):
+        self.account.note(loss_before=start, objective_samples=function.samples, evaluations=1)
+        if not (math.isfinite(start) and bool(gradient.isfinite().all())):
             return None
         noise = function.noise(start, gradient)
         best = minimize_bfgs(
             function,
             torch.zeros_like(gradient),
-            initial=(start.value, gradient),
+            initial=(start, gradient),
             max_iterations=self.optimizer.bfgs_iterations,
             noise=noise,
         )
@@ -293,20 +407,21 @@ class _Step:
         return best
 
     def take(
-        self, function: SubspaceObjective, theta: Tensor, best: BFGSResult, start: Evaluation
+        self, function: Function, theta: Tensor, best: BFGSResult, start: float
     ) -> float | None:
         """Write θ + d into the parameters and return the objective on C there.
 
         With lr ≠ 1 it is evaluated once more; None if the scaled step is no decrease.
         """
-        step, value = function.direction(best.point), best.value
+        self.ranks.enter("step")
+        step, value = self.ranks.agreed(function.direction(best.point)), best.value
         scaled = self.optimizer._scale_by_learning_rate(step)
         self.objective.parameters.assign(theta + step)
         if scaled:
             value = function.value()
-            self.account.count(start.samples)
+            self.account.count(function.samples)
             # Values with and without autograd may differ by rounding: lr = 0 is no decrease.
-            if not (value < start.value and bool(step.any())):
+            if not (value < start and bool(step.any())):
                 return None
         self.optimizer._set_vector(PREVIOUS_STEP, step)
         self.account.note(step_norm=float(step.norm()))
