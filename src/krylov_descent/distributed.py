@@ -157,7 +157,7 @@ class Ranks:
             f"{name} is {found.get(name, 'not there')} on rank {rank} and "
             f"{expected.get(name, 'not there')} on rank {FIRST}"
             for rank, found in enumerate(everyone)
-            for name in sorted({*expected, *found})
+            for name in dict.fromkeys([*expected, *found])
             if expected.get(name) != found.get(name)
         ]
         raise ValueError(

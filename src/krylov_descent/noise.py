@@ -63,7 +63,10 @@ def noise_over_ranks(rows: Sequence[Tensor], points: int, ranks: Ranks) -> float
     own = torch.zeros(points - ORDER + 1, dtype=torch.float64)
     with ranks.own_work():
         values = torch.stack(list(rows))
-        own = _error_sums(values) if bool(values.isfinite().all()) else own.fill_(math.nan)
+        if not bool(values.isfinite().all()):
+            own.fill_(math.nan)
+        elif len(rows) == points:
+            own = _error_sums(values)
     return _noise_from(ranks.sum_numbers(own))
 
 

@@ -1,7 +1,5 @@
-"""Real processes that train together over gloo, started once and given one piece of work after
-the other."""
+"""Real processes that train together over gloo, and are given one piece of work after another."""
 
-import multiprocessing.connection
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -15,7 +13,6 @@ import torch.distributed as dist
 
 from tests.processes import SERVER, start
 
-TIMEOUT = timedelta(seconds=20)
 PATIENCE = 60.0  # seconds until a test gives up on an answer
 Work = Callable[..., Any]
 
@@ -23,14 +20,15 @@ Work = Callable[..., Any]
 class Group:
     """Ranks that wait for work: a function of a module, called on each of them."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, timeout: float = 30.0) -> None:
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         pipes = [SERVER.Pipe() for _ in range(size)]
         self._ends: list[Connection] = [own for own, _ in pipes]
         self.processes = [
-            start(_serve, rank, size, store, theirs) for rank, (_, theirs) in enumerate(pipes)
+            start(_serve, rank, size, store, timeout, theirs)
+            for rank, (_, theirs) in enumerate(pipes)
         ]
         for _, theirs in pipes:
             theirs.close()
@@ -43,7 +41,7 @@ class Group:
         return [answer for _, answer in answers]
 
     def try_to_run(self, work: Work, *arguments: Any) -> list[tuple[bool, Any]]:
-        """The same, with (False, traceback) for a rank that failed and (False, "") for a dead one."""
+        """The same as (True, answer); (False, traceback) where it failed, "" of a dead rank."""
         for end in self._ends:
             end.send((work, arguments))
         return [self._answer(end) for end in self._ends]
@@ -67,10 +65,14 @@ class Group:
         self._folder.cleanup()
 
 
-def _serve(rank: int, size: int, store: str, end: Connection) -> None:
+def _serve(rank: int, size: int, store: str, timeout: float, end: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=TIMEOUT
+        "gloo",
+        store=dist.FileStore(store, size),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout),
     )
     while True:
         try:
