@@ -15,6 +15,7 @@ Every byte that is sent goes through `Ranks`, which counts it by phase and kind 
 """
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -231,6 +232,15 @@ class Ranks:
             dist.broadcast(tensor, FIRST)
         return tensor
 
+    def share(self, thing: Any) -> Any:
+        """Rank 0's, of anything that can be pickled; what the others give does not matter."""
+        if not self.together:
+            return thing
+        found = [thing]
+        with self._exchange("messages", 0):
+            dist.broadcast_object_list(found, FIRST)
+        return found[0]
+
     def agreed_number(self, number: float) -> float:
         """Rank 0's number."""
         if not self.together:
@@ -363,6 +373,35 @@ class _OwnWork:
             return False
         self._ranks.fail(problem)
         return True
+
+
+def under_torchrun() -> bool:
+    """Whether this process is one that `torchrun` started."""
+    return dist.is_available() and dist.is_torchelastic_launched()
+
+
+def restarted_by_torchrun() -> bool:
+    """Whether `torchrun` has started the processes anew, after one of them had ended."""
+    return under_torchrun() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+@contextmanager
+def joined(device: str) -> Iterator[None]:
+    """As a member of the process group that `torchrun` describes; nothing without it.
+
+    Args:
+        device: "cpu" for gloo; "cuda" for NCCL, where each process takes the GPU of its number.
+    """
+    if not under_torchrun():
+        yield
+        return
+    if device.startswith("cuda"):
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def unwrapped(model: Any) -> Any:

@@ -44,7 +44,7 @@ class DataOptimizer(torch.optim.Optimizer):
     """
 
     # Whether a step sums over the ranks of a process group.
-    _data_parallel = False
+    data_parallel = False
 
     # Tells GradScaler to call `step` itself, which then can refuse it in a clear sentence.
     _step_supports_amp_scaling = True
@@ -150,7 +150,7 @@ class DataOptimizer(torch.optim.Optimizer):
     def _working(self) -> Iterator[Objective]:
         """Autograd on, autocast for the forward pass alone, buffers as before at the end."""
         ranks = self.objective.ranks
-        self._check_group()
+        self.check_group()
         with ranks.own_work():
             self.objective.refresh(self.param_groups)
         ranks.check_alike(self._description(), self.objective.parameters.tensors)
@@ -160,10 +160,11 @@ class DataOptimizer(torch.optim.Optimizer):
         ranks.raise_own_failure()
         self.param_groups[0]["steps"] = self.steps + 1
 
-    def _check_group(self) -> None:
+    def check_group(self) -> None:
+        """Refuse a process group that came too late, or one that the method does not sum over."""
         name, ranks = type(self).__name__, self.objective.ranks
         ranks.check_group(name)
-        if ranks.size > 1 and not self._data_parallel:
+        if ranks.size > 1 and not self.data_parallel:
             raise RuntimeError(
                 f"{name} does not sum over ranks, and there are {ranks.size}: train with KSD, "
                 "HessianFree or NonlinearCG, or in one process"

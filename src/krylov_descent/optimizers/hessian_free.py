@@ -76,7 +76,7 @@ class HessianFree(DataOptimizer):
         ...     print(optimizer.step((inputs, targets)))
     """
 
-    _data_parallel = True
+    data_parallel = True
 
     def __init__(
         self,

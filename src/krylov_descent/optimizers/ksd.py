@@ -116,7 +116,7 @@ class KSD(DataOptimizer):
         ...     print(result)
     """
 
-    _data_parallel = True
+    data_parallel = True
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ class NonlinearCG(DataOptimizer):
     data and activations: 12 vectors of n numbers, two of them kept between steps.
     """
 
-    _data_parallel = True
+    data_parallel = True
 
     def __init__(
         self,
