@@ -135,29 +135,42 @@ def test_each_layer_takes_its_own_route() -> None:
     assert watched.vectorised == {"0.weight", "0.bias"}  # the Conv layer, not the Linear one
 
 
-@pytest.mark.parametrize(
-    ("model", "vectorised"),
-    [
-        ("tied", {"0.weight", "0.bias", "2.bias"}),
-        ("called-twice", {"0.weight", "0.bias"}),
-    ],
-)
-def test_weights_used_twice_are_not_trusted_to_the_fast_path(
-    model: str, vectorised: set[str]
-) -> None:
-    problem = make(model, "cross-entropy")
+def test_tied_weights_are_not_trusted_to_the_fast_path() -> None:
+    problem = make("tied", "cross-entropy")
     watched = _watched(problem)
     _check(watched.evaluate(problem.data), problem)
-    assert watched.vectorised == vectorised
+    assert watched.vectorised == {"0.weight", "0.bias", "2.bias"}
 
 
-def test_a_linear_layer_over_time_steps_is_vectorised() -> None:
+def test_a_layer_called_twice_takes_the_fast_path() -> None:
+    problem = make("called-twice", "cross-entropy")
+    watched = _watched(problem)
+    _check(watched.evaluate(problem.data), problem)
+    assert watched.vectorised == set()
+
+
+class Steps(nn.Module):
+    """A Linear layer over the time steps of [n, steps, 2], with the time in dimension 0 or 1."""
+
+    def __init__(self, time: int) -> None:
+        super().__init__()
+        self.layer, self.time = nn.Linear(2, 2), time
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x.transpose(0, 1) if self.time == 0 else x)
+        return (out.transpose(0, 1) if self.time == 0 else out).tanh()
+
+
+@pytest.mark.parametrize("time", [0, 1])
+@pytest.mark.parametrize("memory", [1, 1 << 30])
+def test_a_linear_layer_over_time_steps(time: int, memory: int) -> None:
+    """It takes the fast path unless the time looks like the samples, being as long."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2, 2), nn.Flatten(), nn.Linear(6, 1)).double()
-    x = torch.randn(3, 3, 2, dtype=torch.float64)  # as many steps as samples
-    watched = Watched(model, nn.MSELoss())
+    model = nn.Sequential(Steps(time), nn.Flatten(), nn.Linear(6, 1)).double()
+    x = torch.randn(3, 3, 2, dtype=torch.float64)
+    watched = Watched(model, nn.MSELoss(), {"activation_memory": memory, "micro_batch": 3})
     found = watched.evaluate((x, torch.zeros(3, 1, dtype=torch.float64)))
-    assert watched.vectorised == {"0.weight", "0.bias"}
+    assert watched.vectorised == ({"0.layer.weight", "0.layer.bias"} if time == 0 else set())
     torch.testing.assert_close(found.squares, _by_loop(model, x))
 
 

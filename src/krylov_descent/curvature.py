@@ -33,6 +33,7 @@ from krylov_descent.recordings import RecordedProduct
 
 CurvatureKind = Literal["gauss-newton", "hessian", "fisher"]
 Linearize = Callable[[Network, Batch], BatchProduct]
+Product = Callable[[Tensor], Tensor]
 
 
 class CurvatureError(RuntimeError):
@@ -122,13 +123,15 @@ class CurvatureProduct:
     (about 2.3 gradients instead of 4/3).
 
     Attributes:
+        objective: f.
         samples: |B|, on all ranks together.
         products: how many were computed.
         kept: whether the graphs are kept (on this rank).
+        scale: what the sum over the samples is multiplied by.
     """
 
     def __init__(self, curvature: Curvature, objective: Objective, data: Any) -> None:
-        self._curvature, self._objective = curvature, objective
+        self._curvature, self.objective = curvature, objective
         self._batches: list[Batch] = []
         self._kept_products: list[BatchProduct] = []
         self._recorded: RecordedProduct | None = None
@@ -144,23 +147,47 @@ class CurvatureProduct:
             )
         self.samples = int(samples)
         # The sample's part of the mean is nᵢN/W; Fisher has it squared, over N.
-        self._scale = self.samples / normaliser**2 if curvature.kind == "fisher" else 1 / normaliser
+        self.scale = self.samples / normaliser**2 if curvature.kind == "fisher" else 1 / normaliser
+
+    @property
+    def kind(self) -> CurvatureKind:
+        """Which curvature it is."""
+        return self._curvature.kind
+
+    @property
+    def single_batch(self) -> Batch | None:
+        """All samples, where they fit one batch whose graph is kept; else None."""
+        return self._batches[0] if self.kept and len(self._batches) == 1 else None
+
+    def over(self, network: Network, batch: Batch, scale: Tensor) -> Product:
+        """v → Hv over another batch, as kernels alone: linearised now, for a recording."""
+        product = self._curvature.linearize(network, batch)
+        parameters = network.parameters
+
+        def apply(vector: Tensor) -> Tensor:
+            result = parameters.flatten(product(parameters.pieces(vector))).mul_(scale)
+            parameters.add_decay(result, vector)
+            return result
+
+        return apply
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Hv as a new vector [n], summed over ranks."""
-        return self._objective.ranks.sum_vector(self.part(vector))
+        return self.objective.ranks.sum_vector(self.part(vector))
 
     def part(self, vector: Tensor) -> Tensor:
         """What this rank adds to Hv, as a new vector [n]; the L2 term is rank 0's."""
-        self.products += 1
-        ranks = self._objective.ranks
+        ranks = self.objective.ranks
         result: Tensor | None = None
         with ranks.own_work():
-            result = self._own_product(vector).mul_(self._scale)
+            if not self.products:
+                self._recorded = self._record()
+            result = self._own_product(vector).mul_(self.scale)
+        self.products += 1
         if result is None:
             return torch.zeros_like(vector)
         if ranks.leads:
-            self._objective.parameters.add_decay(result, vector)
+            self.objective.parameters.add_decay(result, vector)
         return result
 
     def _own_product(self, vector: Tensor) -> Tensor:
@@ -176,19 +203,19 @@ class CurvatureProduct:
     def _prepare(self, batches: list[Batch]) -> Tensor:
         """Take up this rank's samples; returns their number and normaliser."""
         samples = sum(batch.size for batch in batches)
-        loss = self._objective.network.loss
+        loss = self.objective.network.loss
         normaliser = sum(float(loss.normaliser(batch.targets, batch.size)) for batch in batches)
         if normaliser:
             self._batches, self.kept = self._fit(batches, samples)
-            self._recorded = self._record()
         return torch.tensor([samples, normaliser], dtype=torch.float64)
 
     def _record(self) -> RecordedProduct | None:
         """On a GPU: the products as one launch each."""
-        if not self.kept or len(self._batches) > 1:
+        recordings, batch = self.objective.recordings, self.single_batch
+        if batch is None or not recordings.possible:
             return None
-        recordings, batch = self._objective.recordings, self._batches[0]
-        recordings.check(batch)
+        if not bool(recordings.still_true(batch)):
+            recordings.clear()
         recorded = recordings.product(batch, self._curvature.linearize, self._curvature.kind)
         if recorded is not None:
             recorded.load(batch)
@@ -197,7 +224,7 @@ class CurvatureProduct:
     def _sum(self, vector: Tensor) -> Tensor:
         if self._recorded is not None:
             return self._recorded(vector)
-        parameters = self._objective.parameters
+        parameters = self.objective.parameters
         pieces = parameters.pieces(vector)
         total: Tensor | None = None
         for index, batch in enumerate(self._batches):
@@ -206,14 +233,14 @@ class CurvatureProduct:
 
     def _product_of(self, index: int, batch: Batch) -> BatchProduct:
         if not self.kept:
-            return self._curvature.linearize(self._objective.network, batch)
+            return self._curvature.linearize(self.objective.network, batch)
         if index == len(self._kept_products):
-            self._kept_products.append(self._curvature.linearize(self._objective.network, batch))
+            self._kept_products.append(self._curvature.linearize(self.objective.network, batch))
         return self._kept_products[index]
 
     def _fit(self, batches: list[Batch], samples: int) -> tuple[list[Batch], bool]:
         """Micro-batches whose graphs fit the memory, and whether all of them fit at once."""
-        objective, curvature = self._objective, self._curvature
+        objective, curvature = self.objective, self._curvature
         try:
             per_sample = curvature.bytes_per_sample(objective, batches[0])
         except (CurvatureError, torch.OutOfMemoryError):

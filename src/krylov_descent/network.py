@@ -51,6 +51,11 @@ class Network:
         self.names = self._names_of(self.parameters)
         self._holder = _Holder(self.eager)
 
+    @property
+    def original(self) -> "Network":
+        """The network whose parameters are those that the modules hold: this one."""
+        return self
+
     def refresh(self, groups: list[dict[str, Any]]) -> bool:
         """Look again at what requires a gradient and at weight decay; True if that changed."""
         parameters = FlatParameters.from_groups(groups)

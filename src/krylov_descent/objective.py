@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import probes
-from krylov_descent.batches import Batch, as_samples
+from krylov_descent.batches import Batch, InMemory, Samples, as_samples
 from krylov_descent.distributed import Ranks
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, Params
@@ -30,6 +30,8 @@ from krylov_descent.per_sample import SquaredGradients
 from krylov_descent.recordings import Recordings
 
 CPU_ACTIVATION_MEMORY = 1 << 30
+# A recording holds on to its activations; with more of them the kernels are long, too.
+LARGEST_RECORDED_ACTIVATIONS = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,11 @@ class Objective:
         total: Tensor | None = None
         total_squares: Tensor | None = None
         with self.ranks.own_work():
-            for batch in self.micro_batches(data):
+            recorded = self._recorded_squares(data)
+            if recorded is not None:
+                batch, losses, total, total_squares = recorded
+                sums.add(batch, losses)
+            for batch in self.micro_batches(data) if recorded is None else ():
                 losses, gradients, squares = self._squares.of_batch(batch, self.activation_memory)
                 sums.add(batch, losses)
                 total = parameters.add(total, gradients)
@@ -221,7 +227,46 @@ class Objective:
             )
         return Whole(int(size), normaliser)
 
+    def _recorded_squares(self, data: Any) -> tuple[Batch, Tensor, Tensor, Tensor] | None:
+        """By a recording, once all is known about the model; None where there is none.
+
+        Returns:
+            All samples as one batch, their losses, and the sums of gradients and of squares [n].
+        """
+        batch = self.single_batch(as_samples(data, may_be_empty=self.ranks.together))
+        if batch is None or not self._squares.settled:
+            return None
+        if batch.size * self.findings.bytes_per_sample > LARGEST_RECORDED_ACTIVATIONS:
+            return None
+
+        def gradient_and_squares(network: Network, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+            of_batch = self._squares.on(network).of_batch
+            losses, gradients, squares = of_batch(batch, self.activation_memory)
+            flatten = network.parameters.flatten
+            return losses, flatten(gradients), flatten(squares)
+
+        recording = self.recordings.load("gradient", gradient_and_squares, batch)
+        if recording is None:
+            return None
+        losses, gradient, squares = recording()
+        # Asked for while the GPU is busy with the gradient, which hides what it costs.
+        if not bool(self.recordings.still_true(batch)):
+            self.recordings.clear()
+            return None
+        return batch, losses, gradient.clone(), squares.clone()
+
     # Pieces for the other rooms -----------------------------------------------------------
+
+    def single_batch(self, samples: Samples) -> Batch | None:
+        """The samples as one batch on the device, where recording is possible and they fit."""
+        if not isinstance(samples, InMemory) or not self.recordings.possible:
+            return None
+        if not samples.batch.size:
+            return None
+        self.probe(samples.batch)
+        if samples.batch.size > self.micro_batch:
+            return None
+        return samples.batch.to(self.parameters.device)
 
     def micro_batches(self, data: Any, size: int | None = None) -> Iterator[Batch]:
         """The data in micro-batches on the parameters' device; probes the first one."""

@@ -92,10 +92,14 @@ class FlatParameters:
     def decay_term(self) -> Tensor:
         """½ Σ λ‖p‖² at the parameters as they are, summed in float64, still on their device."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for p, decay in zip(self.tensors, self.weight_decay, strict=True):
-            if decay:
-                norm = torch.linalg.vector_norm(p.detach(), dtype=torch.float64)
-                total = total + 0.5 * decay * norm.square()
+        for decay in set(self.weight_decay) - {0.0}:
+            chosen = [
+                p.detach()
+                for p, own in zip(self.tensors, self.weight_decay, strict=True)
+                if own == decay
+            ]
+            norms = torch.stack(torch._foreach_norm(chosen, 2, dtype=torch.float64))
+            total = total + 0.5 * decay * norms.square().sum()
         return total
 
     def decay_value(self) -> float:

@@ -3,18 +3,22 @@
 What is wanted is Σᵢ (∂nᵢ/∂θ)², the square inside the sum: not the square of the gradient.
 Three routes, the first that holds for a parameter is taken:
 
-1. Linear layers that see one row per sample. There ∂nᵢ/∂W = δᵢxᵢᵀ, so the squares factor:
-   Σᵢ (δᵢxᵢᵀ)² = (δ²)ᵀ(x²), one more matrix product. A layer is trusted only after the same
-   δ and x gave autograd's own gradient (δᵀx) on a first batch: where a layer is called twice,
-   its weight is tied, or the forward itself differentiates, they do not.
+1. Linear layers, from what goes in (x) and what comes back (δ). With one row per sample
+   ∂nᵢ/∂W = δᵢxᵢᵀ, so the squares factor: Σᵢ (δᵢxᵢᵀ)² = (δ²)ᵀ(x²), one more matrix product.
+   With several (the steps of a sequence, a recurrent layer called once per step) ∂nᵢ/∂W is the
+   sum of δxᵀ over the sample's rows, a matrix product per sample. A layer is trusted only after
+   the same δ and x gave autograd's own gradient on a first batch, and each δ turned out to be
+   its own sample's: where a weight is tied, dimension 0 is the time, or the forward itself
+   differentiates, they do not.
 2. vmap over samples elsewhere, in chunks that fit the memory for activations.
 3. A loop over samples where vmap fails, with a warning of what it costs.
 
 Never are N×n numbers held.
 """
 
+import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,25 +29,34 @@ from torch import Tensor, nn
 from krylov_descent.batches import Batch, replace_tensors, tensors_in
 from krylov_descent.losses import first_line
 from krylov_descent.network import Network, require_graph
-from krylov_descent.parameters import SUPPORTED_DTYPES
+from krylov_descent.probes import epsilon_of
 
-# Under autocast autograd's own gradient is rounded to few digits.
+# Under autocast and in tf32 autograd's own gradient is rounded to few digits.
 TRUST_TOLERANCE, COARSE_TOLERANCE = 1e-3, 3e-2
 
 
 @dataclass(slots=True)
-class _LinearCall:
-    """One call of one Linear layer: what went in [m, in] and what came out [m, out]."""
+class _LinearLayer:
+    """The calls of one Linear layer: what went in [m, …, in] and what came out [m, …, out]."""
 
     module: nn.Linear
-    inputs: Tensor
-    outputs: Tensor
-    version: int  # of the outputs: it changes when an activation is computed in place
-    calls: int = 1
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    versions: list[int]  # of the outputs: they change when an activation is computed in place
+
+    def may_factor(self, samples: int) -> bool:
+        """Whether dimension 0 can be the samples, and the outputs are as the layer left them."""
+        return all(
+            y._version == version and x.dim() > 1 and x.shape[0] == samples and y.requires_grad
+            for x, y, version in zip(self.inputs, self.outputs, self.versions, strict=True)
+        )
 
 
 class SquaredGradients:
     """Per-sample squares of a network's gradients, batch by batch.
+
+    Attributes:
+        settled: whether the last batch left nothing to find out about the model.
 
     Cost of `of_batch`: one gradient, plus one third of it for layers of route 1, plus one to
     three gradients for route 2, plus a forward and backward pass per sample for route 3.
@@ -57,6 +70,13 @@ class SquaredGradients:
         """Trust nothing any more: the model has changed."""
         self._trusted: dict[int, bool] = {}
         self._vmap_works = True
+        self.settled = False
+
+    def on(self, network: Network) -> "SquaredGradients":
+        """The same knowledge of the model, for aliases of its parameters."""
+        other = copy.copy(self)
+        other._network = network
+        return other
 
     def of_batch(
         self, batch: Batch, memory: int
@@ -69,65 +89,73 @@ class SquaredGradients:
         """
         network = self._network
         parameters = network.parameters.tensors
-        position = {id(p): i for i, p in enumerate(parameters)}
-        with _recorded_linear_calls(network.eager) as calls:
+        held = network.original.parameters.tensors  # by the modules
+        position = {id(p): i for i, p in enumerate(held)}
+        with _recorded_linear_layers(network.eager) as layers:
             losses = network.sample_losses(batch, eager=True)
         require_graph(losses)
-        candidates = [call for call in calls.values() if self._may_factor(call, batch)]
-        if any(id(call.module) not in self._trusted for call in candidates):
-            self._decide_trust(losses, candidates, position)
-        factored = [call for call in candidates if self._trusted.get(id(call.module))]
+        candidates = [layer for layer in layers.values() if layer.may_factor(batch.size)]
+        self.settled = all(id(layer.module) in self._trusted for layer in candidates)
+        if not self.settled:
+            self._decide_trust(losses, candidates, position, memory)
+        factored = [layer for layer in candidates if self._trusted.get(id(layer.module))]
 
-        covered = {id(p) for call in factored for p in (call.module.weight, call.module.bias)}
-        rest = [i for i, p in enumerate(parameters) if id(p) not in covered]
+        covered = {id(p) for layer in factored for p in (layer.module.weight, layer.module.bias)}
+        rest = [
+            i for i, p in enumerate(network.original.parameters.tensors) if id(p) not in covered
+        ]
+        outputs = [y for layer in factored for y in layer.outputs]
         found = torch.autograd.grad(
             losses,
-            [*(call.outputs for call in factored), *(parameters[i] for i in rest)],
+            [*outputs, *(parameters[i] for i in rest)],
             torch.ones_like(losses),
             allow_unused=True,
         )
+        losses = losses.detach()
         gradients: list[Tensor | None] = [None] * len(parameters)
         squares: list[Tensor] = [p.new_zeros(()) for p in parameters]
-        for call, delta in zip(factored, found, strict=False):
-            for p, gradient, square in _factored(call, delta):
+        for i, gradient in zip(rest, found[len(outputs) :], strict=True):
+            gradients[i] = gradient
+        deltas = list(found[: len(outputs)])
+        del found, outputs, layers, candidates
+        while factored:  # each layer's rows are let go as soon as they were used
+            layer = factored.pop(0)
+            own, deltas = deltas[: len(layer.outputs)], deltas[len(layer.outputs) :]
+            layer.outputs.clear()
+            for p, gradient, square in _factored(layer, own, memory):
                 if id(p) in position:
                     gradients[position[id(p)]] = gradient
                     squares[position[id(p)]] = square
-        for i, gradient in zip(rest, found[len(factored) :], strict=True):
-            gradients[i] = gradient
-        losses = losses.detach()
-        del found, calls, candidates, factored  # the graph, before more memory is taken
         if rest:
             for i, square in zip(rest, self._squares_by_vmap(batch, rest, memory), strict=True):
                 squares[i] = square
         return losses, gradients, squares
 
-    def _may_factor(self, call: _LinearCall, batch: Batch) -> bool:
-        return (
-            call.calls == 1
-            and call.outputs._version == call.version
-            and call.inputs.dim() == 2
-            and call.inputs.shape[0] == batch.size
-            and call.outputs.requires_grad
-        )
-
     def _decide_trust(
-        self, losses: Tensor, candidates: list[_LinearCall], position: dict[int, int]
+        self,
+        losses: Tensor,
+        candidates: list[_LinearLayer],
+        position: dict[int, int],
+        memory: int,
     ) -> None:
-        """Compare δᵀx with autograd's gradient, layer by layer."""
+        """Compare with autograd's gradient, and with losses weighted differently by sample."""
         tensors = self._network.parameters.tensors
+        outputs = [y for layer in candidates for y in layer.outputs]
         ones = torch.ones_like(losses)
-        deltas = torch.autograd.grad(
-            losses, [c.outputs for c in candidates], ones, retain_graph=True, allow_unused=True
-        )
-        exact: tuple[Tensor | None, ...] = torch.autograd.grad(
-            losses, tensors, ones, retain_graph=True, allow_unused=True
-        )
-        for call, delta in zip(candidates, deltas, strict=True):
-            fine = call.outputs.dtype in SUPPORTED_DTYPES
+        weights = torch.linspace(1, 2, len(losses), dtype=losses.dtype, device=losses.device)
+        found: list[tuple[Tensor | None, ...]] = [
+            torch.autograd.grad(losses, of, by, retain_graph=True, allow_unused=True)
+            for of, by in ((outputs, ones), (outputs, weights), (tensors, ones))
+        ]
+        deltas, weighted, exact = found
+        start = 0
+        for layer in candidates:
+            here = slice(start, start := start + len(layer.outputs))
+            fine = epsilon_of(layer.outputs[0].dtype, losses.device) < TRUST_TOLERANCE / 10
             tolerance = TRUST_TOLERANCE if fine else COARSE_TOLERANCE
+            own = _own_samples(deltas[here], weighted[here], weights, tolerance)
             verdicts = []
-            for p, gradient, _ in _factored(call, delta):
+            for p, gradient, _ in _factored(layer, deltas[here], memory):
                 if id(p) in position:
                     truth = exact[position[id(p)]]
                     truth = torch.zeros_like(p) if truth is None else truth
@@ -136,7 +164,7 @@ class SquaredGradients:
                     # A gradient of zero proves nothing: decide on a later batch.
                     verdicts.append(error <= tolerance * size if size or error else None)
             if all(verdict is not None for verdict in verdicts):
-                self._trusted[id(call.module)] = all(verdicts)
+                self._trusted[id(layer.module)] = own and all(verdicts)
 
     def _squares_by_vmap(self, batch: Batch, rest: list[int], memory: int) -> list[Tensor]:
         if self._vmap_works:
@@ -155,7 +183,7 @@ class SquaredGradients:
         return self._one_by_one(batch, rest)
 
     def _vmapped(self, batch: Batch, rest: list[int], memory: int) -> list[Tensor]:
-        network = self._network
+        network = self._network.original  # which swaps the parameters itself
         names = [network.names[i] for i in rest]
         tensors = tuple(network.parameters.tensors[i].detach() for i in rest)
         nest = (batch.inputs, batch.targets)
@@ -195,15 +223,16 @@ class SquaredGradients:
 
 
 @contextmanager
-def _recorded_linear_calls(model: nn.Module) -> Iterator[dict[int, _LinearCall]]:
+def _recorded_linear_layers(model: nn.Module) -> Iterator[dict[int, _LinearLayer]]:
     """What goes through each Linear layer, keyed by the layer's id."""
-    calls: dict[int, _LinearCall] = {}
+    layers: dict[int, _LinearLayer] = {}
 
     def record(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if id(module) in calls:
-            calls[id(module)].calls += 1
-        elif isinstance(module, nn.Linear) and args:
-            calls[id(module)] = _LinearCall(module, args[0].detach(), output, output._version)
+        if isinstance(module, nn.Linear) and args:
+            layer = layers.setdefault(id(module), _LinearLayer(module, [], [], []))
+            layer.inputs.append(args[0].detach())
+            layer.outputs.append(output)
+            layer.versions.append(output._version)
 
     handles = [
         module.register_forward_hook(record)
@@ -211,20 +240,68 @@ def _recorded_linear_calls(model: nn.Module) -> Iterator[dict[int, _LinearCall]]
         if type(module) is nn.Linear
     ]
     try:
-        yield calls
+        yield layers
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _factored(call: _LinearCall, delta: Tensor | None) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _own_samples(
+    deltas: Sequence[Tensor | None],
+    weighted: Sequence[Tensor | None],
+    weights: Tensor,
+    tolerance: float,
+) -> bool:
+    """Whether δ of sample i follows the weight of loss i, and of no other."""
+    for delta, other in zip(deltas, weighted, strict=True):
+        if delta is not None and other is not None:
+            scaled = delta * weights.to(delta.dtype).view(-1, *(1,) * (delta.dim() - 1))
+            if not bool((scaled - other).norm() <= tolerance * other.norm()):
+                return False
+    return True
+
+
+def _factored(
+    layer: _LinearLayer, deltas: Sequence[Tensor | None], memory: int
+) -> list[tuple[Tensor, Tensor, Tensor]]:
     """(parameter, Σ gradient, Σ squared gradient) for weight and bias of one Linear layer."""
-    if delta is None:
-        return [(p, torch.zeros_like(p), torch.zeros_like(p)) for p in call.module.parameters()]
-    weight, bias = call.module.weight, call.module.bias
-    x, delta = call.inputs.to(weight.dtype), delta.to(weight.dtype)
-    squared = delta.square()
-    found = [(weight, delta.t() @ x, squared.t() @ x.square())]
-    if bias is not None:
-        found.append((bias, delta.sum(0), squared.sum(0)))
+    weight, bias = layer.module.weight, layer.module.bias
+    calls = [
+        (x.to(weight.dtype), delta.to(weight.dtype))
+        for x, delta in zip(layer.inputs, deltas, strict=True)
+        if delta is not None
+    ]
+    if not calls:
+        return [(p, torch.zeros_like(p), torch.zeros_like(p)) for p in layer.module.parameters()]
+    if len(calls) == 1 and calls[0][0].dim() == 2:
+        x, delta = calls[0]
+        squared = delta.square()
+        found = [(weight, delta.t() @ x, squared.t() @ x.square())]
+        if bias is not None:
+            found.append((bias, delta.sum(0), squared.sum(0)))
+        return found
+    return _by_products_per_sample(layer.module, calls, memory)
+
+
+def _by_products_per_sample(
+    module: nn.Linear, calls: list[tuple[Tensor, Tensor]], memory: int
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The same where a sample has several rows: its gradients are made, a chunk at a time."""
+    weight = module.weight
+    found = [(weight, torch.zeros_like(weight), torch.zeros_like(weight))]
+    if module.bias is not None:
+        found.append((module.bias, torch.zeros_like(module.bias), torch.zeros_like(module.bias)))
+    samples = calls[0][0].shape[0]
+    numbers = weight.numel() + sum(x.numel() + delta.numel() for x, delta in calls) // samples
+    chunk = max(1, memory // (weight.element_size() * numbers))
+    for start in range(0, samples, chunk):
+        pieces = [(x[start : start + chunk], delta[start : start + chunk]) for x, delta in calls]
+        # [chunk, rows, in] and [chunk, rows, out]
+        x = torch.cat([x.reshape(len(x), -1, x.shape[-1]) for x, _ in pieces], 1)
+        delta = torch.cat([d.reshape(len(d), -1, d.shape[-1]) for _, d in pieces], 1)
+        for (_, gradient, square), rows in zip(
+            found, (delta.transpose(1, 2) @ x, delta.sum(1)), strict=False
+        ):
+            gradient.add_(rows.sum(0))
+            square.add_(rows.square_().sum(0))
     return found

@@ -4,6 +4,7 @@ A preconditioner is made up-to-date once per step, in the walk over set A that f
 gradient, and then divides vectors. KSD needs D only up to a constant factor.
 """
 
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -35,6 +36,15 @@ class EntrywisePreconditioner(Preconditioner, Protocol):
         """D⁻¹ on a part of a vector, as a new vector."""
 
 
+@runtime_checkable
+class InPlace(Preconditioner, Protocol):
+    """A preconditioner whose `solve` is kernels alone: on a GPU it is recorded with the basis."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What `solve` reads: the same tensors at every step, updated in place."""
+
+
 class FisherDiagonal:
     """D = diagonal of the Fisher matrix on A, plus λ, floored to ε times its maximum.
 
@@ -49,6 +59,11 @@ class FisherDiagonal:
         self._epsilon = epsilon
         self.diagonal = torch.empty(0)
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """D alone."""
+        return (self.diagonal,)
+
     def update(self, objective: Objective, data: Any) -> Evaluation:
         """One walk over A for value, gradient and squares."""
         found = objective.value_gradient_and_squares(data)
@@ -56,8 +71,11 @@ class FisherDiagonal:
         largest = found.squares.max()
         # Without a host decision: where the largest is zero, everything becomes one.
         floor = torch.where(largest > 0, self._epsilon * largest, 1.0)
-        self.diagonal = found.squares.clamp_(min=floor)
-        return found
+        if self.diagonal.shape != found.squares.shape or self.diagonal.device != floor.device:
+            self.diagonal = torch.empty_like(found.squares)
+        # In place, where recorded kernels look for it.
+        torch.clamp(found.squares, min=floor, out=self.diagonal)
+        return replace(found, squares=found.squares.new_empty(0))
 
     def solve(self, vector: Tensor) -> Tensor:
         """The vector divided by D, entry by entry."""
@@ -70,6 +88,8 @@ class FisherDiagonal:
 
 class Identity:
     """D = 1: no preconditioning."""
+
+    tensors: tuple[Tensor, ...] = ()
 
     def update(self, objective: Objective, data: Any) -> Evaluation:
         """One walk over A for value and gradient."""

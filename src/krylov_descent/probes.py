@@ -40,15 +40,22 @@ class Findings:
         signature: the modules and flags it holds for.
         single: there was one sample only, so nothing is known about mixing yet.
         forward_differentiates: the forward pass needs grad mode (a physics-informed net).
-        epsilon: machine epsilon of the coarsest arithmetic in the forward pass.
+        coarsest: the dtype with the fewest digits in the forward pass.
+        device: where it runs.
         bytes_per_sample: activations kept for one backward pass, per sample.
     """
 
     signature: Signature
     single: bool
     forward_differentiates: bool
-    epsilon: float
+    coarsest: torch.dtype
+    device: torch.device
     bytes_per_sample: float
+
+    @property
+    def epsilon(self) -> float:
+        """Machine epsilon of the coarsest arithmetic in the forward pass, as torch is set now."""
+        return epsilon_of(self.coarsest, self.device)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The copy of a model is another model: without a signature it will be probed anew.
@@ -76,14 +83,16 @@ def probe(network: Network, batch: Batch, model_signature: Signature) -> Finding
         mode = torch.enable_grad() if differentiates else torch.no_grad()
         with mode, _CoarsestArithmetic(network.parameters.dtype) as arithmetic:
             whole = network.sample_losses(few, eager=True).detach().double()
-        epsilon = _epsilon(arithmetic.coarsest, network.parameters.device)
+        coarsest, device = arithmetic.coarsest, network.parameters.device
         with mode:
             again = network.sample_losses(few).detach().double()
             _check_repeats(network.model, whole, again)
             if few.size > 1:
-                _check_halves(network, few, whole, epsilon)
+                _check_halves(network, few, whole, epsilon_of(coarsest, device))
         bytes_per_sample = activation_bytes(network, few)
-    return Findings(model_signature, few.size == 1, differentiates, epsilon, bytes_per_sample)
+    return Findings(
+        model_signature, few.size == 1, differentiates, coarsest, device, bytes_per_sample
+    )
 
 
 @contextmanager
@@ -169,10 +178,10 @@ def _tensors_of(result: Any) -> list[Tensor]:
     return [t for t in result if isinstance(t, Tensor)] if isinstance(result, tuple | list) else []
 
 
-def _epsilon(coarsest: torch.dtype, device: torch.device) -> float:
-    epsilon = torch.finfo(coarsest).eps
+def epsilon_of(dtype: torch.dtype, device: torch.device) -> float:
+    """Machine epsilon of matrix products in a dtype, as torch is set now."""
     tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return TF32_EPSILON if tf32 and coarsest == torch.float32 else epsilon
+    return TF32_EPSILON if tf32 and dtype == torch.float32 else torch.finfo(dtype).eps
 
 
 def _forward_differentiates(network: Network, few: Batch) -> bool:

@@ -1,15 +1,15 @@
-"""CUDA graphs: the kernels of a product or an evaluation, recorded once and launched as one.
+"""CUDA graphs: the kernels of a part of a step, recorded once and launched as one.
 
 On a GPU the step of a small net is bound by the host, which launches some hundred small kernels
 for each product and each evaluation. All of them read the parameters in place and a batch of a
-fixed size, so they are recorded at the first step and replayed afterwards: same kernels, same
+fixed size, so they are recorded at an early step and replayed afterwards: same kernels, same
 numbers, without the host in between. Recording is for models up to `LARGEST` bytes; beyond, the
 kernels are long enough to hide their launches, and memory is dearer.
 
 What is recorded holds for the shapes, addresses and flags it was recorded with, which are compared
 before each use. A Python number that a forward pass reads (an annealed weight, say) is none of
 these, so once per step a few samples are run both ways; if they differ, everything is recorded
-anew. A model that cannot be recorded is run as it is, and said so once.
+anew. What cannot be recorded is run as it is, and said so once.
 """
 
 import functools
@@ -29,15 +29,17 @@ from krylov_descent.parameters import FlatParameters
 LARGEST = 16 << 20
 PULSE_SAMPLES = 8
 PULSE_TOLERANCE = 1e-3
-WARM_UPS = 2
 
 Result = TypeVar("Result")
 Recorded = TypeVar("Recorded")
 Key = tuple[Any, ...]
+# From a network, a batch and other tensors to tensors, by kernels alone: nothing is read on the
+# host, and nothing depends on what is not among the arguments or in the parameters.
+Part = Callable[..., Any]
 
 
 class Recordings:
-    """What has been recorded of a network, by purpose.
+    """What has been recorded of a network, by name.
 
     Args:
         network: whose parameters are read in place.
@@ -47,6 +49,7 @@ class Recordings:
     def __init__(self, network: Network, wanted: bool) -> None:
         self._network, self._wanted = network, wanted
         self._held: dict[str, tuple[Key, Any]] = {}
+        self._impossible: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model lies elsewhere in memory, and is recorded anew.
@@ -61,27 +64,40 @@ class Recordings:
 
     def clear(self) -> None:
         """Forget everything: the model has changed."""
-        self._held = {}
+        self._held, self._impossible = {}, set()
 
-    def check(self, batch: Batch) -> None:
-        """Run a few samples both ways, and forget everything if they differ."""
-        if not self.possible:
-            return
+    def still_true(self, batch: Batch) -> Tensor:
+        """Run a few samples both ways: whether they agree, a boolean still on the device."""
         few = batch.rows(0, PULSE_SAMPLES)
-        pulse = self._get("pulse", few, RecordedLosses)
-        if pulse is not None:
-            fresh = self._network.sample_losses(few, eager=True).detach().double()
-            error = (pulse(few).double() - fresh).abs().sum()
-            if not bool(error <= PULSE_TOLERANCE * fresh.abs().sum()):
-                self.clear()
+        pulse = self.load("pulse", _losses, few)
+        fresh = self._network.sample_losses(few, eager=True).detach().double()
+        if pulse is None:
+            return torch.ones((), dtype=torch.bool, device=fresh.device)
+        error: Tensor = (pulse().double() - fresh).abs().sum()
+        size = fresh.abs().sum()
+        # Losses that are not finite tell nothing.
+        return (error <= PULSE_TOLERANCE * size) | ~size.isfinite()
 
-    def losses(self, batch: Batch) -> "RecordedLosses | None":
-        """The per-sample losses of a batch."""
-        return self._get("losses", batch, RecordedLosses)
+    def load(
+        self, name: str, part: Part, batch: Batch, *given: Tensor, fixed: tuple[Tensor, ...] = ()
+    ) -> "Recording | None":
+        """The recording of `part(network, batch, *given)`; None where that is not possible.
 
-    def evaluation(self, batch: Batch) -> "RecordedEvaluation | None":
-        """Sum of the losses of a batch, and its gradient."""
-        return self._get("evaluation", batch, RecordedEvaluation)
+        Args:
+            name: of the part.
+            part: what is recorded, if it was not before.
+            batch: of samples; copied to where the recording reads them.
+            given: other tensors, copied likewise.
+            fixed: tensors that the part reads where they are.
+        """
+
+        def record(network: Network) -> Recording:
+            return Recording(network, part, batch, given)
+
+        recording = self._get(name, record, batch, given, fixed)
+        if recording is not None:
+            recording.load(batch, given)
+        return recording
 
     def product(
         self, batch: Batch, linearize: Callable[[Network, Batch], BatchProduct], kind: str
@@ -89,41 +105,47 @@ class Recordings:
         """Products with a curvature matrix over a batch."""
         return self._get(
             f"product {kind}",
+            lambda network: RecordedProduct(network, batch.map(torch.clone), linearize),
             batch,
-            lambda network, static: RecordedProduct(network, static, linearize),
         )
 
     def _get(
-        self, name: str, batch: Batch, make: Callable[[Network, Batch], Recorded]
+        self,
+        name: str,
+        record: Callable[[Network], Recorded],
+        batch: Batch,
+        given: tuple[Tensor, ...] = (),
+        fixed: tuple[Tensor, ...] = (),
     ) -> Recorded | None:
-        if not self.possible:
+        if not self.possible or name in self._impossible:
             return None
-        key = self._key(batch)
+        key = self._key(batch, given, fixed)
         if name not in self._held or self._held[name][0] != key:
             self._held.pop(name, None)
             try:
-                recorded = make(self._network, batch.map(torch.clone))
+                recorded = record(_Aliased(self._network))
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as problem:
-                self._wanted = False
-                self.clear()
-                warnings.warn(
-                    f"the model cannot be recorded as a CUDA graph ({first_line(problem)}); it "
-                    "runs without, which is slower for small models",
-                    stacklevel=2,
-                )
+                if not self._impossible:
+                    warnings.warn(
+                        f"the model cannot be recorded as a CUDA graph ({first_line(problem)}); "
+                        "it runs without, which is slower for small models",
+                        stacklevel=2,
+                    )
+                self._impossible.add(name)
                 return None
             self._held[name] = (key, recorded)
         held: Recorded = self._held[name][1]
         return held
 
-    def _key(self, batch: Batch) -> Key:
+    def _key(self, batch: Batch, given: tuple[Tensor, ...], fixed: tuple[Tensor, ...]) -> Key:
         network = self._network
-        places = [*network.parameters.tensors, *network.eager.buffers()]
+        copied = [*tensors_in((batch.inputs, batch.targets)), *given]
+        places = [*network.parameters.tensors, *network.eager.buffers(), *fixed]
         return (
-            tuple((t.shape, t.dtype) for t in tensors_in((batch.inputs, batch.targets))),
-            tuple(t.data_ptr() for t in places),
+            tuple((t.shape, t.dtype) for t in copied),
+            tuple((t.data_ptr(), t.shape) for t in places),
             network.autocast,
             torch.backends.cuda.matmul.fp32_precision,
         )
@@ -142,6 +164,10 @@ class _Aliased(Network):
         aliases = [p.detach().requires_grad_() for p in network.parameters.tensors]
         self.parameters = FlatParameters(aliases, network.parameters.weight_decay)
 
+    @property
+    def original(self) -> Network:
+        return self._original
+
     def outputs(self, batch: Batch, *, eager: bool = False) -> Tree:
         original = self._original
         return original.call_with(
@@ -149,49 +175,38 @@ class _Aliased(Network):
         )
 
 
-class RecordedLosses:
-    """nᵢ of a batch [size]."""
+class Recording:
+    """A part of a step, with its own copies of the tensors that it is given."""
 
-    def __init__(self, network: Network, static: Batch) -> None:
-        self._batch = static
+    def __init__(
+        self, network: Network, part: Part, batch: Batch, given: tuple[Tensor, ...]
+    ) -> None:
+        self._batch = batch.map(torch.clone)
+        self._given = [tensor.clone() for tensor in given]
+        self._graph, self._result = _record(lambda: part(network, self._batch, *self._given))
 
-        # With grad mode on, which a forward pass that differentiates by itself needs.
-        self._graph, self._losses = _record(
-            lambda: network.sample_losses(static, eager=True).detach()
-        )
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """The losses at the parameters as they are; overwritten by the next call."""
+    def load(self, batch: Batch, given: tuple[Tensor, ...]) -> None:
+        """Take up what is read from now on."""
         _copy(batch, self._batch)
+        for target, source in zip(self._given, given, strict=True):
+            target.copy_(source)
+
+    def __call__(self, *last: Tensor) -> Any:
+        """Replay, with these in place of the last of what was given.
+
+        Returns:
+            What the part returned when it was recorded: the same tensors each time, overwritten by
+            the next call.
+        """
+        for target, source in zip(reversed(self._given), reversed(last), strict=False):
+            target.copy_(source, non_blocking=True)
         self._graph.replay()
-        return self._losses
+        return self._result
 
 
-class RecordedEvaluation:
-    """Σ nᵢ of a batch, the L2 term, and ∂ Σ nᵢ / ∂θ."""
-
-    def __init__(self, network: Network, static: Batch) -> None:
-        self._batch = static
-        network = _Aliased(network)
-        parameters = network.parameters
-
-        def run() -> tuple[Tensor, Tensor]:
-            losses = network.sample_losses(static, eager=True)
-            gradient = parameters.flatten(network.gradients(losses))
-            total = losses.detach().sum(dtype=torch.float64)
-            return torch.stack([total, parameters.decay_term()]), gradient
-
-        self._graph, (self._values, self._gradient) = _record(run)
-
-    def load(self, batch: Batch) -> None:
-        """Take up the samples to be evaluated from now on."""
-        _copy(batch, self._batch)
-
-    def __call__(self) -> tuple[float, float, Tensor]:
-        """Sum of losses, L2 term, and gradient [n] of the sum, a new vector."""
-        self._graph.replay()
-        total, decay = self._values.tolist()
-        return total, decay, self._gradient.clone()
+def _losses(network: Network, batch: Batch) -> Tensor:
+    # With grad mode on, which a forward pass that differentiates by itself needs.
+    return network.sample_losses(batch, eager=True).detach()
 
 
 class RecordedProduct:
@@ -207,7 +222,6 @@ class RecordedProduct:
         static: Batch,
         linearize: Callable[[Network, Batch], BatchProduct],
     ) -> None:
-        network = _Aliased(network)
         parameters = network.parameters
         self._batch = static
         self._vector = parameters.copy()
@@ -250,12 +264,11 @@ def _recording_stream() -> torch.cuda.Stream:
 def _record(
     function: Callable[[], Result], pool: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """Run a function a few times, so that libraries set themselves up, and record it."""
+    """Run a function once, so that libraries set themselves up, and record it."""
     current, side = torch.cuda.current_stream(), _recording_stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
-        for _ in range(WARM_UPS):
-            function()
+        function()
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:

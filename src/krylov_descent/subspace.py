@@ -27,10 +27,13 @@ class Subspace:
         basis: V as rows [r, n]; r ≤ K + 1.
         curvature: H̄ = VᵀHV [r, r], float64 on the CPU, symmetric. Not finite where a product
             was not.
+        slots: the rows of the basis and the unused ones behind them, [K + 1, n], where they stay
+            in the same place from step to step; else None.
     """
 
     basis: Tensor
     curvature: Tensor
+    slots: Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -69,6 +72,22 @@ def krylov_basis(
 
     Cost: r products, D⁻¹ each, and 6rn multiply-adds for each new vector. Memory: K + 1 vectors.
     """
+    handed_on = [previous_step]
+    del previous_step  # so that only its slot in the basis holds it in the end
+    return cut(*krylov_slots(product, solve, gradient, handed_on.pop(), dimension))
+
+
+def krylov_slots(
+    product: Product,
+    solve: Product,
+    gradient: Tensor,
+    previous_step: Tensor | None,
+    dimension: int,
+) -> tuple[Tensor, Tensor]:
+    """Algorithm 2 before the rank is cut: rows that may be zero [K + 1, n], and H̄'s rows.
+
+    The arguments are those of `krylov_basis`. On a GPU nothing is read on the host.
+    """
     size = gradient.numel()
     krylov = min(dimension, size)
     joined = previous_step is not None
@@ -76,15 +95,14 @@ def krylov_basis(
     basis = gradient.new_zeros(slots, size)
     curvature = torch.zeros(slots, slots, dtype=gradient.dtype, device=gradient.device)
     if previous_step is not None:
-        # It waits in its slot, which takes no memory of its own; H̄ below the diagonal, all that is
-        # read in the end, does not see it there.
+        # It waits in its slot, which takes no memory of its own; H̄ does not see it there.
         basis[krylov] = previous_step
         del previous_step
 
     def curved(k: int) -> Tensor:
-        """w = Hv_k; on the way the row wᵀV of H̄."""
+        """w = Hv_k; on the way the row wᵀV of H̄, as far as the diagonal."""
         w = product(basis[k])
-        curvature[k] = basis @ w
+        curvature[k, : k + 1] = basis[: k + 1] @ w
         return w
 
     def vanished(k: int) -> bool:
@@ -104,7 +122,7 @@ def krylov_basis(
         basis[krylov] = _new_direction(basis[:krylov], basis[krylov])
         if not vanished(krylov):
             curved(krylov)
-    return _cut(basis, curvature)
+    return basis, curvature
 
 
 def _new_direction(basis: Tensor, u: Tensor) -> Tensor:
@@ -115,14 +133,20 @@ def _new_direction(basis: Tensor, u: Tensor) -> Tensor:
     """
     before = u.norm()
     for _ in range(2):
-        u.sub_(basis.t() @ (basis @ u))
+        u.addmv_(basis.t(), basis @ u, alpha=-1)
     after = u.norm()
     vanished = after <= BREAKDOWN_UNITS * torch.finfo(u.dtype).eps * before
     return torch.where(vanished, 0.0, u.div_(after))
 
 
-def _cut(basis: Tensor, curvature: Tensor) -> Subspace:
-    """Leave out the zero rows, in place; the lower triangle of H̄ is the whole of it."""
+def cut(basis: Tensor, curvature: Tensor, *, stays: bool = False) -> Subspace:
+    """Leave out the zero rows, in place; the lower triangle of H̄ is the whole of it.
+
+    Args:
+        basis: rows, some of them zero, [K + 1, n].
+        curvature: between them, [K + 1, K + 1].
+        stays: whether the basis is in the same place at every step.
+    """
     # Not any(dim=1), which makes a boolean copy of the whole basis: (K + 1)/4 vectors.
     kept = (torch.linalg.vector_norm(basis, dim=1) != 0).cpu()
     lower = curvature.to("cpu", torch.float64)[kept][:, kept].tril()
@@ -131,7 +155,7 @@ def _cut(basis: Tensor, curvature: Tensor) -> Subspace:
     for slot, row in enumerate(rows):
         if slot != row:
             basis[slot] = basis[row]
-    return Subspace(basis[: len(rows)], symmetric)
+    return Subspace(basis[: len(rows)], symmetric, basis if stays else None)
 
 
 class Coordinates:
@@ -154,17 +178,16 @@ class Coordinates:
             floored = torch.ones_like(self.ritz_values)
         else:
             floored = self.ritz_values.clamp(min=epsilon * scale)
-        self._factor = torch.linalg.cholesky((vectors * floored) @ vectors.t())
+        factor = torch.linalg.cholesky((vectors * floored) @ vectors.t())
+        # The inverse itself: it is applied twice per evaluation, where a triangular solve takes
+        # ten times as long as a product, and the floor keeps its condition number below ε^-½.
+        identity = torch.eye(len(curvature), dtype=curvature.dtype)
+        self._inverse: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
 
     def to_basis(self, a: Tensor) -> Tensor:
         """C⁻ᵀ a: the coefficients of V for the coordinates a."""
-        return _solve(self._factor.t(), a, upper=True)
+        return torch.mv(self._inverse.t(), a)
 
     def from_gradient(self, projected: Tensor) -> Tensor:
         """C⁻¹(Vᵀ∇f): the gradient in the coordinates a."""
-        return _solve(self._factor, projected, upper=False)
-
-
-def _solve(triangular: Tensor, vector: Tensor, *, upper: bool) -> Tensor:
-    column: Tensor = torch.linalg.solve_triangular(triangular, vector.unsqueeze(1), upper=upper)
-    return column[:, 0]
+        return torch.mv(self._inverse, projected)

@@ -10,10 +10,11 @@ import math
 import torch
 from torch import Tensor
 
-from krylov_descent.batches import Samples
+from krylov_descent.batches import Batch, Samples
+from krylov_descent.network import Network
 from krylov_descent.noise import noise_of_sum
 from krylov_descent.objective import Objective
-from krylov_descent.repeated import RepeatedObjective
+from krylov_descent.recordings import Recording
 from krylov_descent.subspace import Coordinates, Subspace
 
 NOISE_POINTS = 4
@@ -22,7 +23,9 @@ NOISE_POINTS = 4
 class SubspaceObjective:
     """f_C over the coordinates of a subspace, around θ.
 
-    Evaluating writes the point into the module's parameters and leaves it there.
+    Evaluating writes the point into the module's parameters and leaves it there. On a GPU an
+    evaluation is one recording (see `recordings`), into which the coefficients go and of which
+    K + 2 numbers come out.
 
     Args:
         objective: f.
@@ -30,6 +33,10 @@ class SubspaceObjective:
         theta: θ [n], an exact copy.
         subspace: V.
         coordinates: C of Ĥ = CCᵀ.
+
+    Attributes:
+        samples: |C|, known after the first evaluation.
+        samples_seen: by all evaluations so far.
     """
 
     def __init__(
@@ -40,10 +47,12 @@ class SubspaceObjective:
         subspace: Subspace,
         coordinates: Coordinates,
     ) -> None:
-        self._objective, self._theta = objective, theta
-        self._on_samples = RepeatedObjective(objective, samples)
+        self._objective, self._set, self._theta = objective, samples, theta
         self._subspace, self._coordinates = subspace, coordinates
         self.samples, self.samples_seen, self._normaliser = 0, 0, 1.0
+        batch = None if subspace.slots is None else objective.single_batch(samples)
+        self._evaluation = None if batch is None else self._record_evaluation(batch)
+        self._batch = batch
 
     def direction(self, a: Tensor) -> Tensor:
         """V̄a, a vector [n]."""
@@ -51,11 +60,16 @@ class SubspaceObjective:
 
     def __call__(self, a: Tensor) -> tuple[float, Tensor]:
         """Value and gradient V̄ᵀ∇f [r] in float64 on the CPU at a [r]; one gradient over C."""
-        self._move(a)
-        found = self._on_samples.value_and_gradient()
-        self.samples, self._normaliser = found.samples, found.normaliser
-        self.samples_seen += found.samples
-        return found.value, self._coordinates.from_gradient(self._subspace.project(found.gradient))
+        if self._evaluation is None:
+            self._move(a)
+            found = self._objective.value_and_gradient(self._set)
+            self.samples, self._normaliser = found.samples, found.normaliser
+            value, projected = found.value, self._subspace.project(found.gradient)
+        else:
+            numbers: Tensor = self._evaluation(self._in_slots(a)).cpu()
+            value, projected = float(numbers[0]), numbers[1 : 1 + self._subspace.rank]
+        self.samples_seen += self.samples
+        return value, self._coordinates.from_gradient(projected)
 
     def noise(self, value: float, gradient: Tensor) -> float:
         """Standard deviation of the rounding error of a value; four forward passes over C.
@@ -64,23 +78,97 @@ class SubspaceObjective:
         third differences is noise, if the points are so close that the objective itself is a
         quadratic there. In these coordinates a full step is about the gradient's length; a
         fraction of a tenth of ε^⅓ of that makes the cubic part a thousandth of the rounding.
+
+        Args:
+            value: at a = 0.
+            gradient: there [r].
         """
         epsilon: float = self._objective.findings.epsilon
         spacing = 0.1 * epsilon ** (1 / 3)
-        rows = []
-        for k in range(NOISE_POINTS):
-            self._move(gradient * (-k * spacing))
-            rows.append(self._on_samples.losses())
-            self.samples_seen += rows[-1].numel()
-        values = torch.stack(rows)
-        if not bool(values.isfinite().all()):
+        losses = self._losses_at([gradient * (-k * spacing) for k in range(NOISE_POINTS)])
+        self.samples_seen += losses.numel()
+        if not bool(losses.isfinite().all()):
             # No neighbourhood to look at; rounding of the last operation is the least there is.
             return epsilon * abs(value) / math.sqrt(self.samples)
-        return noise_of_sum(values) / self._normaliser
+        return noise_of_sum(losses) / self._normaliser
 
     def value(self) -> float:
         """f_C at the parameters as they are."""
-        return self._objective.value(self._on_samples.samples)
+        return self._objective.value(self._set)
+
+    def _losses_at(self, points: list[Tensor]) -> Tensor:
+        """Per-sample losses at some points, [points, |C|] in float64 on the CPU."""
+        recording = None
+        if self._evaluation is not None and self._batch is not None:
+            recording = self._record_losses(
+                self._batch, torch.stack([self._in_slots(a) for a in points])
+            )
+        if recording is not None:
+            found: Tensor = recording().cpu()
+            return found
+        rows = []
+        for a in points:
+            self._move(a)
+            rows.append(self._objective.losses(self._set))
+        return torch.stack(rows)
 
     def _move(self, a: Tensor) -> None:
         self._objective.parameters.assign(self._theta + self.direction(a))
+
+    # Recordings -----------------------------------------------------------------------------
+
+    def _in_slots(self, a: Tensor) -> Tensor:
+        """The coefficients of all slots [K + 1]; those of unused ones are zero."""
+        slots = self._subspace.slots
+        assert slots is not None
+        coefficients = torch.zeros(len(slots), dtype=slots.dtype)
+        coefficients[: len(a)] = self._coordinates.to_basis(a)
+        return coefficients
+
+    def _record_evaluation(self, batch: Batch) -> Recording | None:
+        slots, theta = self._subspace.slots, self._theta
+        assert slots is not None
+        self.samples = batch.size
+        self._normaliser = float(self._objective.network.loss.normaliser(batch.targets, batch.size))
+        if not self._normaliser:  # the objective says what is wrong
+            return None
+
+        def evaluate(
+            network: Network, batch: Batch, theta: Tensor, normaliser: Tensor, c: Tensor
+        ) -> Tensor:
+            parameters = network.parameters
+            parameters.assign(theta + slots.t() @ c)
+            losses = network.sample_losses(batch, eager=True)
+            gradient = parameters.flatten(network.gradients(losses)).div_(normaliser)
+            parameters.add_decay(gradient)
+            value = losses.detach().sum(dtype=torch.float64) / normaliser
+            value = value + parameters.decay_term()
+            return torch.cat([value.unsqueeze(0), (slots @ gradient).double()])
+
+        return self._objective.recordings.load(
+            "evaluation",
+            evaluate,
+            batch,
+            theta,
+            theta.new_tensor(self._normaliser),
+            theta.new_zeros(len(slots)),
+            fixed=(slots,),
+        )
+
+    def _record_losses(self, batch: Batch, coefficients: Tensor) -> Recording | None:
+        slots, theta = self._subspace.slots, self._theta
+        assert slots is not None
+
+        def losses_at_points(
+            network: Network, batch: Batch, theta: Tensor, coefficients: Tensor
+        ) -> Tensor:
+            rows = []
+            with self._objective.value_mode():
+                for c in coefficients:
+                    network.parameters.assign(theta + slots.t() @ c)
+                    rows.append(network.sample_losses(batch, eager=True).detach().double())
+            return torch.stack(rows)
+
+        return self._objective.recordings.load(
+            "losses", losses_at_points, batch, theta, coefficients.to(slots.device), fixed=(slots,)
+        )

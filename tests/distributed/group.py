@@ -69,7 +69,7 @@ def _serve(rank: int, size: int, store: str, timeout: float, end: Connection) ->
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(store, size),
+        init_method=f"file://{store}",
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=timeout),

@@ -91,7 +91,7 @@ def test_a_process_group_after_the_optimiser_is_refused(tmp_path: Any) -> None:
     optimizer = KSD(net(), nn.CrossEntropyLoss(), dimension=3)
     optimizer.step(classes())
     dist.init_process_group(
-        "gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
     )
     try:
         with pytest.raises(RuntimeError, match="initialised after KSD was made"):

@@ -264,7 +264,8 @@ def differing(what: str) -> str:
     model = net(torch.float32 if odd and what == "dtype" else torch.float64, seed=0)
     if odd and what == "parameters":
         with torch.no_grad():
-            model[0].bias[2] += 1e-12
+            weight = next(model.parameters())
+            weight[0, 2] += 1e-12
     if odd and what == "model":
         model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     name = "hf" if odd and what == "optimizer" else "ksd"

@@ -37,6 +37,8 @@ class FirstOrder(DataOptimizer):
         schedule: "constant" leaves the learning rate alone; "linear" lets it fall from mini-batch
             to mini-batch, to 0 at the end of `epochs`.
         epochs: of the linear schedule.
+        clip_norm: gradients of a mini-batch that are longer than this are made as long; for
+            recurrent nets, whose gradients explode now and then.
         seed: of the order of the samples.
         forward: `forward(model, inputs) -> outputs`, where calling the model is not enough.
         micro_batch: the most samples handled at a time; by default as many as fit
@@ -64,6 +66,7 @@ class FirstOrder(DataOptimizer):
         batch_size: int = 128,
         schedule: Schedule = "constant",
         epochs: int | None = None,
+        clip_norm: float | None = None,
         seed: int = 0,
         forward: Forward | None = None,
         micro_batch: int | None = None,
@@ -72,6 +75,8 @@ class FirstOrder(DataOptimizer):
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"`batch_size` must be at least 1, found {batch_size}")
+        if clip_norm is not None and not clip_norm > 0:
+            raise ValueError(f"`clip_norm` must be above 0, found {clip_norm}")
         _check_schedule(schedule, epochs)
         kind = optimizer_class(optimizer)
         super().__init__(
@@ -87,6 +92,7 @@ class FirstOrder(DataOptimizer):
         self.inner = kind(self.param_groups, **options)
         self._share()
         self.batch_size, self.schedule, self.epochs = batch_size, schedule, epochs
+        self.clip_norm = clip_norm
         self.param_groups[0].setdefault("running_loss", None)
         if schedule == "linear":
             for group in self.param_groups:
@@ -214,6 +220,8 @@ class FirstOrder(DataOptimizer):
                 total += found.detach().sum(dtype=torch.float64)
             for p, gradient in zip(parameters.tensors, gradients, strict=True):
                 p.grad = gradient
+            if self.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(parameters.tensors, self.clip_norm)
             self.inner.step()
             losses.append(total)
             normalisers.append(torch.as_tensor(normaliser, dtype=torch.float64))

@@ -1,6 +1,8 @@
 """Krylov Subspace Descent (Vinyals & Povey 2011), Algorithm 3."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, get_args, overload
 
@@ -22,6 +24,7 @@ from krylov_descent.preconditioner import (
     Preconditioner,
     make_preconditioner,
 )
+from krylov_descent.recorded_basis import recorded_basis
 from krylov_descent.spread_objective import SpreadObjective
 from krylov_descent.stored_subspace import StoredSubspace, stored_krylov_basis
 from krylov_descent.subsets import Reservoir, Size, SubsetSizes, draw
@@ -68,6 +71,9 @@ class KSD(DataOptimizer):
             free memory on a GPU by default.
         cuda_graphs: on a GPU, record products and evaluations once and replay them; False to run
             them as they are.
+        tf32: on a GPU, gradient, preconditioner and products in TensorFloat-32: several times as
+            fast for large layers, with three digits. Evaluations keep torch's own setting, so what
+            is minimised stays exact.
         basis: "replicated" keeps the whole basis on every rank; "sharded" keeps a slice of each
             vector, and sends vectors in each evaluation (see below).
         basis_dtype: torch.bfloat16 to keep the basis in half the memory of float32.
@@ -137,6 +143,7 @@ class KSD(DataOptimizer):
         micro_batch: int | None = None,
         activation_memory: int | None = None,
         cuda_graphs: bool = True,
+        tf32: bool = False,
         basis: BasisKind = "replicated",
         basis_dtype: torch.dtype | None = None,
         basis_device: torch.device | str | None = None,
@@ -164,6 +171,7 @@ class KSD(DataOptimizer):
         self.subset_sizes = SubsetSizes.checked(subset_size, dimension)
         self.bfgs_iterations = bfgs_iterations
         self.epsilon = epsilon
+        self.tf32 = tf32
         self.basis: BasisKind = basis
         self.basis_storage = Storage.checked(
             basis_dtype, basis_device, self.objective.parameters.tensors[0]
@@ -224,6 +232,7 @@ class KSD(DataOptimizer):
             "`subset_size`": self.subset_sizes,
             "`bfgs_iterations`": self.bfgs_iterations,
             "`epsilon`": self.epsilon,
+            "`tf32`": self.tf32,
             "`basis`": self.basis,
             "`basis_dtype`": self.basis_storage.dtype,
             "`basis_device`": self.basis_storage.device,
@@ -246,6 +255,18 @@ def _check_basis(basis: str, preconditioner: Preconditioner) -> None:
         )
 
 
+@contextmanager
+def _matmul_in_tf32(wanted: bool) -> Iterator[None]:
+    """Matrix products in TensorFloat-32 for a while."""
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = "tf32" if wanted else before
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
 class _Step:
     """One step under way: the algorithm's variables and the account of what it cost."""
 
@@ -258,9 +279,10 @@ class _Step:
         account = self.account
         # Lines 3-5. The sets; gradient g and preconditioner D on A.
         self.ranks.enter("gradient")
-        found, curvature_set, objective_set = self.gradient_and_sets(
-            data, curvature_data, objective_data
-        )
+        with _matmul_in_tf32(self.optimizer.tf32):
+            found, curvature_set, objective_set = self.gradient_and_sets(
+                data, curvature_data, objective_data
+            )
         norm = self.ranks.agreed_number(float(found.gradient.norm()))
         account.note(gradient_norm=norm)
         if not math.isfinite(found.value):
@@ -272,7 +294,8 @@ class _Step:
 
         # Lines 6-9. Basis V and projected curvature on B; coordinates in which it is round.
         self.ranks.enter("basis")
-        subspace = self.subspace(curvature_set, found.gradient)
+        with _matmul_in_tf32(self.optimizer.tf32):
+            subspace = self.subspace(curvature_set, found.gradient)
         del found
         if not bool(subspace.curvature.isfinite().all()):
             self.ranks.end_together()  # with an error, if that is what made a product NaN
@@ -341,13 +364,7 @@ class _Step:
         if self.ranks.together or not optimizer.basis_is_plain:
             subspace = self.stored_subspace(product, gradient)
         else:
-            subspace = krylov_basis(
-                product,
-                optimizer.preconditioner.solve,
-                gradient,
-                optimizer._get_vector(PREVIOUS_STEP),
-                optimizer.dimension,
-            )
+            subspace = self.plain_subspace(product, gradient)
         self.account.note(
             rank=subspace.rank,
             products=product.products,
@@ -356,6 +373,23 @@ class _Step:
         )
         self.account.count(product.products * product.samples)
         self.account.lap("basis")
+        return subspace
+
+    def plain_subspace(self, product: CurvatureProduct, gradient: Tensor) -> Subspace:
+        """Algorithm 2 with the basis at hand; on a GPU as one launch, where that is possible."""
+        optimizer = self.optimizer
+        preconditioner, dimension = optimizer.preconditioner, optimizer.dimension
+        subspace = recorded_basis(
+            product, preconditioner, gradient, optimizer._get_vector(PREVIOUS_STEP), dimension
+        )
+        if subspace is None:
+            subspace = krylov_basis(
+                product,
+                preconditioner.solve,
+                gradient,
+                optimizer._get_vector(PREVIOUS_STEP),
+                dimension,
+            )
         return subspace
 
     def stored_subspace(self, product: CurvatureProduct, gradient: Tensor) -> StoredSubspace:
@@ -390,7 +424,7 @@ class _Step:
         return SubspaceObjective(self.objective, objective_set, theta, subspace, coordinates)
 
     def search(self, function: Function, start: float, gradient: Tensor) -> BFGSResult | None:
-        """BFGS from a = 0; None where the objective is not finite there."""
+        """BFGS from a = 0, given value and gradient there; None where they are not finite."""
         self.account.note(loss_before=start, objective_samples=function.samples, evaluations=1)
         if not (math.isfinite(start) and bool(gradient.isfinite().all())):
             return None

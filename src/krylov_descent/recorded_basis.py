@@ -1,0 +1,60 @@
+"""The basis of a step as one CUDA graph: all products, preconditioning and orthogonalisation."""
+
+import torch
+from torch import Tensor
+
+from krylov_descent.batches import Batch
+from krylov_descent.curvature import CurvatureProduct
+from krylov_descent.network import Network
+from krylov_descent.preconditioner import InPlace, Preconditioner
+from krylov_descent.subspace import Subspace, cut, krylov_slots
+
+
+def recorded_basis(
+    product: CurvatureProduct,
+    preconditioner: Preconditioner,
+    gradient: Tensor,
+    previous_step: Tensor | None,
+    dimension: int,
+) -> Subspace | None:
+    """What `krylov_basis` gives, by one launch; None where that is not possible.
+
+    Not on a first step, which has no previous one and another shape, nor where B does not fit one
+    micro-batch, nor with a preconditioner whose tensors move.
+
+    Args:
+        product: v → Hv, not used before.
+        preconditioner: D.
+        gradient: g [n].
+        previous_step: d_prev [n].
+        dimension: K.
+    """
+    batch = product.single_batch
+    if batch is None or previous_step is None or not isinstance(preconditioner, InPlace):
+        return None
+
+    def build(
+        network: Network, batch: Batch, gradient: Tensor, previous_step: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        products = product.over(network, batch, scale)
+        return krylov_slots(products, preconditioner.solve, gradient, previous_step, dimension)
+
+    recordings = product.objective.recordings
+    recording = recordings.load(
+        f"basis of {product.kind} in {dimension}",
+        build,
+        batch,
+        gradient,
+        previous_step,
+        torch.tensor(product.scale, dtype=gradient.dtype, device=gradient.device),
+        fixed=preconditioner.tensors,
+    )
+    if recording is None:
+        return None
+    slots, curvature = recording()
+    # Asked for while the GPU is busy with the basis, which hides what it costs.
+    if not bool(recordings.still_true(batch)):
+        recordings.clear()
+        return None
+    product.products += len(slots)
+    return cut(slots, curvature, stays=True)
