@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from krylov_descent.losses import first_line
 
@@ -397,7 +398,13 @@ def joined(device: str) -> Iterator[None]:
         return
     if device.startswith("cuda"):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    backend = "nccl" if device.startswith("cuda") else "gloo"
+    # In torch 2.13 processes that are started anew find in torchrun's store the addresses of those
+    # that are gone, and may try to reach them: each attempt has keys of its own.
+    store, rank, size = next(rendezvous("env://"))
+    prefixed: Any = vars(dist)["PrefixStore"]
+    own = prefixed(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
     try:
         yield
     finally:

@@ -330,3 +330,58 @@ def train(folder: Path, iterations: int, optimizer: str = "ksd") -> list[str]:
     )
     training.run()
     return shown
+
+
+# Bytes --------------------------------------------------------------------------------------------
+
+EXCHANGES = {
+    "all_reduce": "all-reduce",
+    "broadcast": "broadcast",
+    "all_gather": "all-gather",
+    "_all_gather_single": "all-gather",
+    "_reduce_scatter_single": "reduce-scatter",
+}
+
+
+def bytes_of_steps(name: str, options: dict[str, Any], sizes: Sequence[int]) -> dict[str, Any]:
+    """What the second step of an optimiser sent, as it counts it and as it reached torch.
+
+    The second count is made in the place of torch's own functions, which are then called.
+    """
+    from krylov_descent import distributed
+
+    model = net(torch.float64)
+    optimizer = make(name, model, **options)
+    data = own(classes(SAMPLES, torch.float64), sizes)
+    optimizer.step(data)
+    ranks = optimizer.objective.ranks
+    ranks.traffic.clear()
+    seen: list[tuple[str, str, int]] = []
+
+    def counted(function: Any, kind: str) -> Any:
+        def call(tensor: Any, *rest: Any) -> Any:
+            payload = rest[0] if kind == "reduce-scatter" else tensor
+            tensors = payload if isinstance(payload, list) else [payload]
+            seen.append((ranks._phase, kind, sum(t.nbytes for t in tensors)))
+            return function(tensor, *rest)
+
+        return call
+
+    places: list[tuple[Any, str]] = [
+        (dist if hasattr(dist, attribute) else distributed, attribute) for attribute in EXCHANGES
+    ]
+    before = [getattr(place, attribute) for place, attribute in places]
+    try:
+        for (place, attribute), function in zip(places, before, strict=True):
+            setattr(place, attribute, counted(function, EXCHANGES[attribute]))
+        result = optimizer.step(data)
+    finally:
+        for (place, attribute), function in zip(places, before, strict=True):
+            setattr(place, attribute, function)
+    assert result.status.moved
+    return {
+        "traffic": {key: (sent.calls, sent.bytes) for key, sent in ranks.traffic.items()},
+        "seen": seen,
+        "evaluations": result.evaluations,
+        "products": result.products,
+    }
