@@ -206,13 +206,13 @@ def tables(rows: list[dict[str, Any]]) -> str:
     even = WEAK_SAMPLES * (1 / large["weak_efficiency"] - 1)
     lines += [
         "",
-        f"With n = {_power(large['parameters'])} on {RANKS[-1]:,} GPUs and the whole basis on each, "
-        f"computing and sending take the same time at {even:,.0f} samples per GPU.",
+        f"With n = {_power(large['parameters'])} on {RANKS[-1]:,} GPUs and the whole basis on each "
+        f"of them, computing and sending take the same time at {even:,.0f} samples per GPU.",
         "",
         f"Per pass over the data, with K = {DIMENSION} and {EVALUATIONS} evaluations, KSD "
         f"exchanges {per_pass:.1f} vectors of n numbers. Data-parallel SGD exchanges one for each "
-        f"of its N/b mini-batches, so it sends more than KSD for every batch size b below N/{per_pass:.1f}: "
-        f"with N = {_power(STRONG_SAMPLES)} and b = 1,000, "
+        f"of its N/b mini-batches, so it sends more than KSD for every batch size b below "
+        f"N/{per_pass:.1f}: with N = {_power(STRONG_SAMPLES)} and b = 1,000, "
         f"{STRONG_SAMPLES / 1000 / per_pass:,.0f} times as much.",
     ]
     return "\n".join(lines)
