@@ -11,21 +11,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from krylov_descent.batches import Batch, Tree, tensors_in
 from krylov_descent.forward_mode import BatchProduct
+from krylov_descent.linear_layers import Reach, recorded_linear_layers
 from krylov_descent.losses import OutputHessian
 from krylov_descent.network import Network, require_graph
 
 
-def linearize_outputs(
-    network: Network, outputs: list[Tensor], middle: OutputHessian
-) -> BatchProduct:
-    """v → Jᵀ(middle(Jv)) for outputs in the autograd graph of the parameters."""
-    parameters = network.parameters.tensors
+def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian) -> BatchProduct:
+    """v → Jᵀ(middle(Jv)) for outputs in the autograd graph of what the parameters reach."""
     active = [z for z in outputs if z.requires_grad]
     if not active:
         require_graph(outputs[0])
     directions = [torch.zeros_like(z, requires_grad=True) for z in active]
     transposed: tuple[Tensor | None, ...] = torch.autograd.grad(
-        active, parameters, directions, create_graph=True, allow_unused=True
+        active, reach.tensors, directions, create_graph=True, allow_unused=True
     )
     # Their places in the graph are enough: the n numbers of Jᵀ0 themselves are let go.
     reached = {
@@ -37,22 +35,24 @@ def linearize_outputs(
 
     def product(pieces: list[Tensor]) -> list[Tensor | None]:
         # v → Jv → H_E Jv → JᵀH_E Jv
+        given = reach.from_parameters(pieces)
         moved = iter(
             torch.autograd.grad(
                 list(reached.values()),
                 directions,
-                [pieces[i] for i in reached],
+                [given[i] for i in reached],
                 retain_graph=True,
                 allow_unused=True,
                 materialize_grads=True,
             )
         )
         tangents = [next(moved) if z.requires_grad else torch.zeros_like(z) for z in outputs]
+        del given
         curved = middle(tangents)
-        return list(
+        return reach.to_parameters(
             torch.autograd.grad(
                 active,
-                parameters,
+                reach.tensors,
                 [c for c, z in zip(curved, outputs, strict=True) if z.requires_grad],
                 retain_graph=True,
                 allow_unused=True,
@@ -64,14 +64,17 @@ def linearize_outputs(
 
 def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ JᵀH_E Jv over the batch; about 4/3 of a gradient a product."""
-    outputs = outputs_of(network, batch)
+    with recorded_linear_layers(network.eager) as layers:
+        outputs = outputs_of(network, batch)
     middle = network.output_hessian(outputs, batch)
-    return linearize_outputs(network, floating(outputs), middle)
+    return linearize_outputs(Reach(network, layers), floating(outputs), middle)
 
 
 def fisher(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ gᵢgᵢᵀv over the batch: Gauss-Newton of the per-sample losses with H_E = I."""
-    return linearize_outputs(network, [losses_of(network, batch)], lambda tangents: tangents)
+    with recorded_linear_layers(network.eager) as layers:
+        losses = losses_of(network, batch)
+    return linearize_outputs(Reach(network, layers), [losses], lambda tangents: tangents)
 
 
 def hessian(network: Network, batch: Batch) -> BatchProduct:

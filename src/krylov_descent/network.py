@@ -49,6 +49,8 @@ class Network:
         self.autocast: torch.dtype | None = None  # of the forward pass, where there is one
         self.parameters = FlatParameters.from_groups(_as_groups(self.eager, params))
         self.names = self._names_of(self.parameters)
+        # Of Linear layers, by name; the probe finds them out (see `linear_layers`).
+        self.trusted_layers: frozenset[str] = frozenset()
         self._holder = _Holder(self.eager)
 
     @property

@@ -287,6 +287,7 @@ class Objective:
             self._squares.forget()
             self.recordings.clear()
             self._findings = probes.probe(self.network, batch, signature)
+            self.network.trusted_layers = self._findings.trusted_layers
 
     @property
     def findings(self) -> probes.Findings:

@@ -18,38 +18,19 @@ Never are N×n numbers held.
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, replace_tensors, tensors_in
+from krylov_descent.linear_layers import LinearLayer, recorded_linear_layers
 from krylov_descent.losses import first_line
 from krylov_descent.network import Network, require_graph
 from krylov_descent.probes import epsilon_of
 
 # Under autocast and in tf32 autograd's own gradient is rounded to few digits.
 TRUST_TOLERANCE, COARSE_TOLERANCE = 1e-3, 3e-2
-
-
-@dataclass(slots=True)
-class _LinearLayer:
-    """The calls of one Linear layer: what went in [m, …, in] and what came out [m, …, out]."""
-
-    module: nn.Linear
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-    versions: list[int]  # of the outputs: they change when an activation is computed in place
-
-    def may_factor(self, samples: int) -> bool:
-        """Whether dimension 0 can be the samples, and the outputs are as the layer left them."""
-        return all(
-            y._version == version and x.dim() > 1 and x.shape[0] == samples and y.requires_grad
-            for x, y, version in zip(self.inputs, self.outputs, self.versions, strict=True)
-        )
 
 
 class SquaredGradients:
@@ -91,10 +72,10 @@ class SquaredGradients:
         parameters = network.parameters.tensors
         held = network.original.parameters.tensors  # by the modules
         position = {id(p): i for i, p in enumerate(held)}
-        with _recorded_linear_layers(network.eager) as layers:
+        with recorded_linear_layers(network.eager) as layers:
             losses = network.sample_losses(batch, eager=True)
         require_graph(losses)
-        candidates = [layer for layer in layers.values() if layer.may_factor(batch.size)]
+        candidates = [layer for layer in layers if _may_factor(layer, batch.size)]
         self.settled = all(id(layer.module) in self._trusted for layer in candidates)
         if not self.settled:
             self._decide_trust(losses, candidates, position, memory)
@@ -134,7 +115,7 @@ class SquaredGradients:
     def _decide_trust(
         self,
         losses: Tensor,
-        candidates: list[_LinearLayer],
+        candidates: list[LinearLayer],
         position: dict[int, int],
         memory: int,
     ) -> None:
@@ -222,28 +203,9 @@ class SquaredGradients:
         return squares
 
 
-@contextmanager
-def _recorded_linear_layers(model: nn.Module) -> Iterator[dict[int, _LinearLayer]]:
-    """What goes through each Linear layer, keyed by the layer's id."""
-    layers: dict[int, _LinearLayer] = {}
-
-    def record(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if isinstance(module, nn.Linear) and args:
-            layer = layers.setdefault(id(module), _LinearLayer(module, [], [], []))
-            layer.inputs.append(args[0].detach())
-            layer.outputs.append(output)
-            layer.versions.append(output._version)
-
-    handles = [
-        module.register_forward_hook(record)
-        for module in model.modules()
-        if type(module) is nn.Linear
-    ]
-    try:
-        yield layers
-    finally:
-        for handle in handles:
-            handle.remove()
+def _may_factor(layer: LinearLayer, samples: int) -> bool:
+    """Whether dimension 0 can be the samples, and the outputs are as the layer left them."""
+    return layer.in_graph() and all(x.dim() > 1 and len(x) == samples for x in layer.inputs)
 
 
 def _own_samples(
@@ -262,7 +224,7 @@ def _own_samples(
 
 
 def _factored(
-    layer: _LinearLayer, deltas: Sequence[Tensor | None], memory: int
+    layer: LinearLayer, deltas: Sequence[Tensor | None], memory: int
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """(parameter, Σ gradient, Σ squared gradient) for weight and bias of one Linear layer."""
     weight, bias = layer.module.weight, layer.module.bias
@@ -278,7 +240,9 @@ def _factored(
         squared = delta.square()
         found = [(weight, delta.t() @ x, squared.t() @ x.square())]
         if bias is not None:
-            found.append((bias, delta.sum(0), squared.sum(0)))
+            # Products, because on a GPU a sum over rows takes several times as long.
+            ones = delta.new_ones(len(delta))
+            found.append((bias, ones @ delta, ones @ squared))
         return found
     return _by_products_per_sample(layer.module, calls, memory)
 

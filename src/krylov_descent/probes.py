@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from krylov_descent.batches import Batch
+from krylov_descent.linear_layers import recorded_linear_layers, trusted_layers
 from krylov_descent.losses import LossContractError, first_line
 from krylov_descent.network import Network
 
@@ -43,6 +44,7 @@ class Findings:
         coarsest: the dtype with the fewest digits in the forward pass.
         device: where it runs.
         bytes_per_sample: activations kept for one backward pass, per sample.
+        trusted_layers: see `linear_layers`.
     """
 
     signature: Signature
@@ -51,6 +53,7 @@ class Findings:
     coarsest: torch.dtype
     device: torch.device
     bytes_per_sample: float
+    trusted_layers: frozenset[str]
 
     @property
     def epsilon(self) -> float:
@@ -90,8 +93,11 @@ def probe(network: Network, batch: Batch, model_signature: Signature) -> Finding
             if few.size > 1:
                 _check_halves(network, few, whole, epsilon_of(coarsest, device))
         bytes_per_sample = activation_bytes(network, few)
+        with recorded_linear_layers(network.eager) as layers:
+            losses = network.sample_losses(few, eager=True)
+        trusted = trusted_layers(network, losses, layers)
     return Findings(
-        model_signature, few.size == 1, differentiates, coarsest, device, bytes_per_sample
+        model_signature, few.size == 1, differentiates, coarsest, device, bytes_per_sample, trusted
     )
 
 

@@ -1,0 +1,251 @@
+"""Linear layers from outside: what goes in (x), what comes out (z), what comes back (δ).
+
+A Linear layer's parameters have an influence only through z = xWᵀ + b. So derivatives are taken
+with respect to z, and the way between z and the parameters is gone here:
+
+    to the parameters     ∂W = δᵀx,  ∂b = Σ δ
+    from the parameters   dz = x dWᵀ + db
+
+That is one matrix product for all calls of a layer (a recurrent net calls it at every time step),
+where autograd has several for each call and adds them up.
+
+A layer is trusted only after δᵀx gave autograd's own gradient on a few samples: where a weight is
+tied, is used elsewhere, or the forward pass itself differentiates, it does not.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from krylov_descent.network import Network, require_graph
+
+# Far from the rounding of bfloat16 and tf32, and from what a missing part changes.
+TOLERANCE = 3e-2
+BRANCHES = 4
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class LinearLayer:
+    """The calls of one Linear layer in one forward pass.
+
+    Attributes:
+        module: the layer.
+        inputs: x of each call [m, …, in], out of the graph.
+        outputs: z of each call [m, …, out].
+        versions: of the outputs; they change when an activation is computed in place.
+    """
+
+    module: nn.Linear
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def in_graph(self) -> bool:
+        """Whether the outputs are in the graph, as the layer left them."""
+        return all(
+            z.requires_grad and z._version == version
+            for z, version in zip(self.outputs, self.versions, strict=True)
+        )
+
+
+@contextmanager
+def recorded_linear_layers(model: nn.Module) -> Iterator[list[LinearLayer]]:
+    """What goes through the Linear layers of a model, for a while."""
+    layers: list[LinearLayer] = []
+    known: dict[int, LinearLayer] = {}
+
+    def record(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if isinstance(module, nn.Linear) and args:
+            if id(module) not in known:
+                known[id(module)] = LinearLayer(module)
+                layers.append(known[id(module)])
+            layer = known[id(module)]
+            layer.inputs.append(args[0].detach())
+            layer.outputs.append(output)
+            layer.versions.append(output._version)
+
+    handles = [
+        module.register_forward_hook(record)
+        for module in model.modules()
+        if type(module) is nn.Linear
+    ]
+    try:
+        yield layers
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Reach:
+    """What derivatives are taken with respect to, instead of the parameters themselves.
+
+    Args:
+        network: whose parameters are meant.
+        layers: of its forward pass; those that are not trusted are left to autograd.
+
+    Attributes:
+        tensors: the outputs of the trusted layers, and the parameters of everything else.
+    """
+
+    def __init__(self, network: Network, layers: Sequence[LinearLayer]) -> None:
+        parameters = network.parameters.tensors
+        self._count = len(parameters)
+        # Modules hold the original parameters, also where the network works on aliases.
+        position = {id(p): i for i, p in enumerate(network.original.parameters.tensors)}
+        names = {id(module): name for name, module in network.eager.named_modules()}
+        self._layers = [
+            _Factored(layer, position)
+            for layer in layers
+            if names[id(layer.module)] in network.trusted_layers and layer.in_graph()
+        ]
+        covered = {i for layer in self._layers for i in (layer.weight, layer.bias)}
+        self._rest = [i for i in range(self._count) if i not in covered]
+        self.tensors = [z for layer in self._layers for z in layer.outputs]
+        self.tensors += [parameters[i] for i in self._rest]
+
+    def gradients(self, losses: Tensor) -> list[Tensor | None]:
+        """∂ Σ losses / ∂p for each parameter; None where the losses do not depend on it."""
+        require_graph(losses)
+        found = torch.autograd.grad(
+            losses, self.tensors, torch.ones_like(losses), allow_unused=True
+        )
+        return self.to_parameters(found)
+
+    def to_parameters(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """From a derivative towards `tensors` to one towards the parameters."""
+        pieces: list[Tensor | None] = [None] * self._count
+        jobs, start = [], 0
+        for layer in self._layers:
+            own = cotangents[start : (start := start + len(layer.outputs))]
+            jobs.append(partial(layer.to_parameters, own))
+        for found in _side_by_side(jobs):
+            for i, piece in found:
+                pieces[i] = piece
+        for i, cotangent in zip(self._rest, cotangents[start:], strict=True):
+            pieces[i] = cotangent
+        return pieces
+
+    def from_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
+        """From a direction in the parameters to the one that it causes in `tensors`."""
+        jobs = [partial(layer.from_parameters, pieces) for layer in self._layers]
+        moved = [dz for of_layer in _side_by_side(jobs) for dz in of_layer]
+        return moved + [pieces[i] for i in self._rest]
+
+
+class _Factored:
+    """A trusted layer, with the places of its parameters; None for one that is not trained."""
+
+    def __init__(self, layer: LinearLayer, position: dict[int, int]) -> None:
+        module = layer.module
+        self.outputs = layer.outputs
+        self.weight = position.get(id(module.weight))
+        self.bias = position.get(id(module.bias))
+        rows = [x.reshape(-1, x.shape[-1]) for x in layer.inputs]
+        self._rows = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(module.weight.dtype)
+        self._ones = self._rows.new_ones(len(self._rows))
+
+    def to_parameters(self, deltas: Sequence[Tensor | None]) -> list[tuple[int, Tensor]]:
+        """(place, gradient) of weight and bias."""
+        if all(delta is None for delta in deltas):
+            return []
+        rows = [
+            (torch.zeros_like(z) if delta is None else delta).reshape(-1, z.shape[-1])
+            for z, delta in zip(self.outputs, deltas, strict=True)
+        ]
+        delta = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(self._rows.dtype)
+        found = []
+        if self.weight is not None:
+            found.append((self.weight, delta.t() @ self._rows))
+        if self.bias is not None:
+            # A product, because on a GPU a sum over rows takes several times as long.
+            found.append((self.bias, self._ones @ delta))
+        return found
+
+    def from_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
+        """Dz of each call."""
+        bias = None if self.bias is None else pieces[self.bias]
+        if self.weight is not None:
+            moved = F.linear(self._rows, pieces[self.weight], bias)
+        else:
+            assert bias is not None
+            moved = bias.expand(len(self._rows), -1)
+        sizes = [z.numel() // z.shape[-1] for z in self.outputs]
+        return [
+            dz.reshape(z.shape).to(z.dtype)
+            for z, dz in zip(self.outputs, moved.split(sizes), strict=True)
+        ]
+
+
+def _side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Run independent jobs; where they are recorded as a CUDA graph, on parallel branches of it.
+
+    The products of one layer rarely fill a GPU.
+    """
+    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        return [job() for job in jobs]
+    current, branches = torch.cuda.current_stream(), _branches()
+    for branch in branches:
+        branch.wait_stream(current)
+    results = []
+    for job, branch in zip(jobs, itertools.cycle(branches), strict=False):
+        with torch.cuda.stream(branch):
+            results.append(job())
+    for branch in branches:
+        current.wait_stream(branch)
+    return results
+
+
+@functools.cache
+def _branches() -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream() for _ in range(BRANCHES)]
+
+
+def trusted_layers(network: Network, losses: Tensor, layers: list[LinearLayer]) -> frozenset[str]:
+    """The names of those layers whose δᵀx is autograd's own gradient.
+
+    Args:
+        network: the model.
+        losses: of a few samples.
+        layers: of the forward pass that gave them.
+    """
+    names = {id(module): name for name, module in network.eager.named_modules()}
+    position = {id(p): i for i, p in enumerate(network.parameters.tensors)}
+    candidates = [
+        layer
+        for layer in layers
+        if layer.in_graph() and {id(layer.module.weight), id(layer.module.bias)} & position.keys()
+    ]
+    if not candidates or not losses.requires_grad:
+        return frozenset()
+    outputs = [z for layer in candidates for z in layer.outputs]
+    deltas, exact = (
+        torch.autograd.grad(
+            losses, of, torch.ones_like(losses), retain_graph=True, allow_unused=True
+        )
+        for of in (outputs, network.parameters.tensors)
+    )
+    found, start = set(), 0
+    for layer in candidates:
+        own = deltas[start : (start := start + len(layer.outputs))]
+        gradients = _Factored(layer, position).to_parameters(own)
+        # A gradient of zero proves nothing.
+        if gradients and all(_agrees(gradient, exact[i]) for i, gradient in gradients):
+            found.add(names[id(layer.module)])
+    return frozenset(found)
+
+
+def _agrees(gradient: Tensor, exact: Tensor | None) -> bool:
+    if exact is None:
+        return False
+    error, size = (gradient - exact).norm(), exact.norm()
+    return bool(error <= TOLERANCE * size) and bool(size > 0)

@@ -1,0 +1,172 @@
+"""Derivatives by way of the Linear layers' outputs are those towards the parameters."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from krylov_descent import Objective
+from krylov_descent.batches import Batch
+from krylov_descent.linear_layers import Reach, recorded_linear_layers
+
+SAMPLES, INPUTS, OUTPUTS = 6, 4, 3
+
+
+class Recurrent(nn.Module):
+    """A cell whose Linear layers are called once per time step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inwards, self.across = nn.Linear(1, 5), nn.Linear(5, 5, bias=False)
+        self.out = nn.Linear(5, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.new_zeros(len(x), 5)
+        for column in x.unbind(1):
+            state = torch.tanh(self.inwards(column.unsqueeze(1)) + self.across(state))
+        result: Tensor = self.out(state)
+        return result
+
+
+class Tied(nn.Module):
+    """Two layers, one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(INPUTS, INPUTS), nn.Linear(INPUTS, INPUTS)
+        self.second.weight = self.first.weight
+        self.out = nn.Linear(INPUTS, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.out(torch.tanh(self.second(torch.tanh(self.first(x)))))
+        return result
+
+
+class UsedTwice(nn.Module):
+    """A weight that is used without its layer, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(INPUTS, INPUTS), nn.Linear(INPUTS, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.out(torch.tanh(self.layer(x)) @ self.layer.weight)
+        return result
+
+
+class Differentiating(nn.Module):
+    """The forward pass differentiates, as a physics-informed net's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(INPUTS, 5), nn.Linear(5, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        u: Tensor = self.out(torch.tanh(self.hidden(x)))
+        (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        return u + slope[:, :OUTPUTS]
+
+
+def chain() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(INPUTS, 5), nn.Tanh(), nn.Linear(5, OUTPUTS, bias=False))
+
+
+def in_place() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(INPUTS, 5), nn.ReLU(inplace=True), nn.Linear(5, OUTPUTS))
+
+
+def rows_within_samples() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Unflatten(1, (2, 2)), nn.Linear(2, 5), nn.Tanh(), nn.Flatten(), nn.Linear(10, OUTPUTS)
+    )
+
+
+def with_convolution() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(6, OUTPUTS)
+    )
+
+
+TRUSTED: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
+    "chain": (chain, {"0", "2"}),
+    "recurrent": (Recurrent, {"inwards", "across", "out"}),
+    "rows within samples": (rows_within_samples, {"1", "4"}),
+    "convolution": (with_convolution, {"4"}),
+    "tied": (Tied, {"out"}),
+    "used twice": (UsedTwice, {"out"}),
+    "differentiating": (Differentiating, set()),
+    "in place": (in_place, {"2"}),
+}
+
+
+def made(name: str) -> tuple[nn.Module, Objective, Batch]:
+    torch.manual_seed(3)
+    model = TRUSTED[name][0]().double()
+    objective = Objective(model, nn.MSELoss())
+    inputs, targets = torch.randn(SAMPLES, INPUTS).double(), torch.randn(SAMPLES, OUTPUTS).double()
+    batch = Batch(inputs, targets, SAMPLES)
+    objective.probe(batch)
+    return model, objective, batch
+
+
+@pytest.mark.parametrize("name", TRUSTED)
+def test_only_layers_that_factor_are_trusted(name: str) -> None:
+    assert made(name)[1].network.trusted_layers == TRUSTED[name][1]
+
+
+@pytest.mark.parametrize("name", TRUSTED)
+def test_gradients_are_autograds(name: str) -> None:
+    _, objective, batch = made(name)
+    network = objective.network
+    with recorded_linear_layers(network.eager) as layers:
+        losses = network.sample_losses(batch)
+    found = Reach(network, layers).gradients(losses)
+    expected = network.gradients(network.sample_losses(batch))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours is not None
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", TRUSTED)
+def test_directions_move_the_outputs_as_differences_say(name: str) -> None:
+    model, objective, batch = made(name)
+    network = objective.network
+    pieces = [torch.randn_like(p) for p in model.parameters()]
+
+    def outputs_at(step: float) -> Tensor:
+        points = [p.detach() + step * v for p, v in zip(model.parameters(), pieces, strict=True)]
+        found: Tensor = network.call_with(points, network.names, lambda: model(batch.inputs))
+        return found.detach()
+
+    expected = (outputs_at(1e-5) - outputs_at(-1e-5)) / 2e-5
+    with recorded_linear_layers(network.eager) as layers:
+        outputs = model(batch.inputs)
+    reach = Reach(network, layers)
+    u = torch.zeros_like(outputs, requires_grad=True)
+    images = torch.autograd.grad(outputs, reach.tensors, u, create_graph=True)
+    (found,) = torch.autograd.grad(images, u, reach.from_parameters(pieces))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_frozen_weights_and_biases_are_left_out() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(INPUTS, 5), nn.Tanh(), nn.Linear(5, OUTPUTS)).double()
+    model[0].weight.requires_grad_(False)
+    model[2].bias.requires_grad_(False)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    objective = Objective(model, nn.MSELoss(), params=trainable)
+    x, y = torch.randn(SAMPLES, INPUTS).double(), torch.randn(SAMPLES, OUTPUTS).double()
+    objective.probe(Batch(x, y, SAMPLES))
+    assert objective.network.trusted_layers == {"0", "2"}
+    with recorded_linear_layers(model) as layers:
+        losses = objective.network.sample_losses(Batch(x, y, SAMPLES))
+    reach = Reach(objective.network, layers)
+    found = reach.gradients(losses)
+    expected = torch.autograd.grad(F.mse_loss(model(x), y) * SAMPLES, trainable)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    moved = reach.from_parameters([torch.ones_like(p) for p in trainable])
+    torch.testing.assert_close(moved[0], torch.ones(SAMPLES, 5).double())
