@@ -73,11 +73,12 @@ def test_blocks_from_the_host_give_what_the_whole_gives(
 def test_a_basis_elsewhere_takes_its_memory_with_it() -> None:
     width, depth, k = 1024, 4, 16
     peaks = {}
-    for name, options in {
+    cases: dict[str, dict[str, Any]] = {
         "plain": {},
         "bfloat16": {"basis_dtype": torch.bfloat16},
         "host": {"basis_device": "cpu"},
-    }.items():
+    }
+    for name, options in cases.items():
         torch.manual_seed(0)
         layers = [nn.Sequential(nn.Tanh(), nn.Linear(width, width)) for _ in range(depth)]
         model = nn.Sequential(*layers).cuda()
