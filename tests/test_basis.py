@@ -90,7 +90,7 @@ def test_a_direction_within_the_rounding_of_the_rows_is_left_out() -> None:
 
 
 def test_blocks_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("krylov_descent.basis.BLOCK", 64)
+    monkeypatch.setattr("krylov_descent.basis.NARROWEST", 16)
     rows, like = torch.randn(5, 101), torch.zeros(101)
     store = StoredBasis(5, 101, like, BFLOAT16)
     for k, row in enumerate(rows):

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from krylov_descent.distributed import Ranks
 
-# Numbers of all rows together that are converted or fetched at a time.
-BLOCK = 1 << 24
+# A block that is converted or fetched at a time is a sixteenth of the rows, but no less than is
+# worth a copy, and no more numbers than this.
+LARGEST_BLOCK, PARTS, NARROWEST = 1 << 24, 16, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +177,8 @@ class StoredBasis:
         dtype: of the vectors that it takes and gives.
         device: of them.
 
-    Memory: slots · m numbers as stored, and where they are stored otherwise than `like`, two
-    blocks of 2²⁴ numbers.
+    Memory: slots · m numbers as stored, and where they are stored otherwise than `like`, up to
+    three blocks of a sixteenth of them, of 2²⁴ numbers at most.
     """
 
     def __init__(self, slots: int, size: int, like: Tensor, storage: Storage) -> None:
@@ -254,7 +255,7 @@ class StoredBasis:
         From the host the next block is on its way while the last one is in use.
         """
         size = self._rows.shape[1]
-        width = max(1, BLOCK // max(1, count))
+        width = min(LARGEST_BLOCK // max(1, count), max(NARROWEST, size // PARTS))
         spans = [slice(start, min(start + width, size)) for start in range(0, size, width)]
         coming = self._fetch(count, spans[0]) if spans else None
         for index, columns in enumerate(spans):

@@ -54,7 +54,7 @@ def test_a_rank_of_nccl_gives_what_a_process_gives(
 def test_blocks_from_the_host_give_what_the_whole_gives(
     dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("krylov_descent.basis.BLOCK", 1 << 16)
+    monkeypatch.setattr("krylov_descent.basis.LARGEST_BLOCK", 1 << 16)
     size = 300_001
     rows, like = torch.randn(8, size, device="cuda"), torch.zeros(size, device="cuda")
     store = StoredBasis(8, size, like, Storage(dtype, torch.device("cpu")))
@@ -91,7 +91,8 @@ def test_a_basis_elsewhere_takes_its_memory_with_it() -> None:
         vector = sum(p.nbytes for p in model.parameters())
         peaks[name] = (torch.cuda.max_memory_allocated() - before) / vector
         del optimizer, model
-    print(peaks)
+    # The basis is K + 1 vectors, and three blocks of a sixteenth of it come on top.
+    blocks = 3 / 16 * (k + 1)
     assert peaks["plain"] > k + 1
-    assert peaks["bfloat16"] < peaks["plain"] - 0.4 * (k + 1) + 64 / 16 * 2
-    assert peaks["host"] < peaks["plain"] - 0.5 * (k + 1)
+    assert peaks["bfloat16"] < peaks["plain"] - (k + 1) / 2 + blocks + 1
+    assert peaks["host"] < peaks["plain"] - (k + 1) + blocks + 1

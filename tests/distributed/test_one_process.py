@@ -84,6 +84,10 @@ def test_basis_curvature_and_evaluation_are_those_of_one_process(
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=atol, msg=name)
 
 
+def test_each_rank_keeps_a_part_of_a_sharded_basis(trio: Group) -> None:
+    assert trio.run(work.numbers_of_a_sharded_basis, 5) == [6 * 17, 6 * 17, 6 * 16]
+
+
 def test_sums_are_the_same_to_the_last_bit(trio: Group) -> None:
     small, large, gathered = zip(*trio.run(work.agreement_of_sums), strict=True)
     for sums in (small, large, gathered):

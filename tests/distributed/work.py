@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from krylov_descent import KSD, FirstOrder, HessianFree, NonlinearCG
-from krylov_descent.basis import Replicated, Storage
+from krylov_descent.basis import Replicated, Sharded, Storage
 from krylov_descent.batches import as_samples
 from krylov_descent.curvature import Curvature
 from krylov_descent.distributed import Ranks
@@ -122,6 +122,26 @@ def pieces_of_a_step(sizes: Sequence[int], dtype: torch.dtype) -> dict[str, Tens
         "value": torch.tensor([found.value, value, objective.value(data)]),
         "projected": gradient,
     }
+
+
+def numbers_of_a_sharded_basis(dimension: int) -> int:
+    """How many numbers of the basis this rank keeps."""
+    n = 50
+    generator = torch.Generator().manual_seed(0)
+    diagonal = torch.rand(n, dtype=torch.float64, generator=generator)
+    gradient = torch.randn(n, dtype=torch.float64, generator=generator)
+    ranks = Ranks(torch.device("cpu"))
+    subspace = stored_krylov_basis(
+        lambda v: diagonal * v / ranks.size,
+        torch.clone,
+        gradient,
+        gradient.flip(0),
+        dimension,
+        placement=Sharded(ranks, n),
+        storage=Storage(),
+    )
+    assert subspace.rank == dimension + 1
+    return subspace.rows._rows.numel()
 
 
 # Faults -------------------------------------------------------------------------------------------

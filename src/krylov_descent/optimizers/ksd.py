@@ -105,9 +105,10 @@ class KSD(DataOptimizer):
     | by default | with the parameters | 4(K + 1)n |
     | `basis="sharded"`, R ranks | with the parameters, on each rank | 4(K + 1)n/R |
     | `basis_dtype=torch.bfloat16` | with the parameters | 2(K + 1)n |
-    | `basis_device="cpu"` | with the host | 4(K + 1)n, and 128 MiB on the device |
+    | `basis_device="cpu"` | with the host | 4(K + 1)n |
 
-    and the three can be combined. A sharded basis sends about 2n numbers per evaluation, where
+    and the three can be combined. In bfloat16 and on the host, blocks of a sixteenth of it, of
+    64 MiB at most, come on top. A sharded basis sends about 2n numbers per evaluation, where
     the replicated one sends K + 2.
 
     Activations: those of one micro-batch; for curvature products the graphs of all of B while
