@@ -153,7 +153,8 @@ class DataOptimizer(torch.optim.Optimizer):
         self.check_group()
         with ranks.own_work():
             self.objective.refresh(self.param_groups)
-        ranks.check_alike(self._description(), self.objective.parameters.tensors)
+        if ranks.together:
+            ranks.check_alike(self._description(), self.objective.parameters.tensors)
         network = self.objective.network
         with torch.enable_grad(), network.algebra(), buffers_kept(network.model):
             yield self.objective
@@ -178,6 +179,8 @@ class DataOptimizer(torch.optim.Optimizer):
         """All that must be the same on every rank, as words."""
         parameters, names = self.objective.parameters, self.objective.network.names
         told: dict[str, Any] = {"the optimiser": type(self).__name__, **self._options()}
+        loss = self.objective.network.loss.module
+        told["the loss"] = getattr(loss, "__qualname__", type(loss).__name__)
         told["the number of parameter tensors"] = len(names)
         for name, p in zip(names, parameters.tensors, strict=True):
             told[f"the parameter {name}"] = f"{tuple(p.shape)} {p.dtype}"
