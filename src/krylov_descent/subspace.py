@@ -9,6 +9,7 @@ V̄ = VC⁻ᵀ. V̄ is never formed; C⁻ᵀ acts on the small vectors.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -149,8 +150,9 @@ def cut(basis: Tensor, curvature: Tensor, *, stays: bool = False) -> Subspace:
     """
     # Not any(dim=1), which makes a boolean copy of the whole basis: (K + 1)/4 vectors.
     kept = (torch.linalg.vector_norm(basis, dim=1) != 0).cpu()
-    lower = curvature.to("cpu", torch.float64)[kept][:, kept].tril()
-    symmetric = lower + lower.tril(-1).t()
+    # By NumPy: torch's tril wakes all threads of the CPU, which takes it a millisecond.
+    lower = np.tril(curvature.to("cpu", torch.float64)[kept][:, kept].numpy())
+    symmetric = torch.from_numpy(lower + np.tril(lower, -1).T)
     rows = kept.nonzero()[:, 0].tolist()
     for slot, row in enumerate(rows):
         if slot != row:
