@@ -59,8 +59,7 @@ def test_ranks_together_take_the_chunk_of_one_process(sizes: list[int], streams:
     for position in (0, 8, 20):
         expected = cycled_chunk(given(numbered()), TOTAL, 6, position, 5)
         parts = [
-            cycled_chunk(given(own), TOTAL, 6, position, 5, shard)
-            for own, shard in on_ranks(sizes)
+            cycled_chunk(given(own), TOTAL, 6, position, 5, shard) for own, shard in on_ranks(sizes)
         ]
         assert sorted(t for part in parts for t in targets(part)) == sorted(targets(expected))
 

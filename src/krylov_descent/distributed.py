@@ -14,9 +14,7 @@ run the same program. What they find is put together here:
 Every byte that is sent goes through `Ranks`, which counts it by phase and kind (`traffic`).
 """
 
-import hashlib
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +22,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.rendezvous import rendezvous
 
 from krylov_descent.losses import first_line
 
@@ -102,7 +99,7 @@ class Ranks:
         """Whether what is to be counted once is counted by this rank."""
         return self.rank == FIRST
 
-    # The start ------------------------------------------------------------------------------
+    # The start, and what lies where -----------------------------------------------------------
 
     def check_group(self, who: str) -> None:
         """Refuse a process group that came, or went, after the optimiser was made."""
@@ -119,52 +116,6 @@ class Ranks:
             f"{who}"
         )
 
-    def check_alike(self, description: dict[str, str], parameters: Sequence[Tensor]) -> None:
-        """Refuse ranks that differ in what was asked for or in the parameters they start from.
-
-        Args:
-            description: settings by name, the same on all ranks.
-            parameters: the same on all ranks, bit for bit.
-
-        Cost: one pass over the parameters, and three numbers from each rank.
-        """
-        with self.phase("check"):
-            own = torch.tensor(
-                [_digest(description), _bits(parameters), self._failure is not None],
-                dtype=torch.int64,
-                device=self.device,
-            )
-            found = [torch.empty_like(own) for _ in range(self.size)]
-            with self._exchange("all-gather", own.nbytes * self.size):
-                dist.all_gather(found, own)
-            rows = torch.stack(found).tolist()
-            if any(failed for _, _, failed in rows):
-                self.end_together()
-            if any(settings != rows[FIRST][0] for settings, _, _ in rows):
-                self._name_differences(description)
-            odd = [rank for rank, row in enumerate(rows) if row[1] != rows[FIRST][1]]
-            if odd:
-                raise ValueError(
-                    f"the parameters of {_ranks(odd)} are not those of rank {FIRST}: start from "
-                    "the same seed or checkpoint on every rank, or broadcast the parameters of "
-                    f"rank {FIRST}"
-                )
-
-    def _name_differences(self, description: dict[str, str]) -> None:
-        everyone = self._gather_objects(description)
-        expected = everyone[FIRST]
-        differences = [
-            f"{name} is {found.get(name, 'not there')} on rank {rank} and "
-            f"{expected.get(name, 'not there')} on rank {FIRST}"
-            for rank, found in enumerate(everyone)
-            for name in dict.fromkeys([*expected, *found])
-            if expected.get(name) != found.get(name)
-        ]
-        raise ValueError(
-            "all ranks must have the same model, dtype and options, but "
-            f"{'; '.join(differences[:5])}"
-        )
-
     def shard(self, size: int) -> Shard:
         """Where the samples of this rank lie among those of all; one number from each rank."""
         sizes = self._gather_sizes(size)
@@ -178,14 +129,18 @@ class Ranks:
         return Shard(sum(sizes[: self.rank]), size, sum(sizes))
 
     def _gather_sizes(self, size: int) -> list[int]:
+        return [own for (own,) in self.gather_integers([size])]
+
+    def gather_integers(self, own: list[int]) -> list[list[int]]:
+        """As many from every rank, in order of rank."""
         if not self.together:
-            return [size]
-        own = torch.tensor([size], dtype=torch.int64, device=self.device)
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        with self._exchange("all-gather", own.nbytes * self.size):
-            dist.all_gather(found, own)
-        sizes: list[int] = torch.cat(found).tolist()
-        return sizes
+            return [own]
+        numbers = torch.tensor(own, dtype=torch.int64, device=self.device)
+        found = [torch.empty_like(numbers) for _ in range(self.size)]
+        with self._exchange("all-gather", numbers.nbytes * self.size):
+            dist.all_gather(found, numbers)
+        rows: list[list[int]] = torch.stack(found).tolist()
+        return rows
 
     def gather_numbers(self, own: Tensor) -> list[Tensor]:
         """Numbers of any count from every rank, in order of rank."""
@@ -304,7 +259,7 @@ class Ranks:
         if not self.together:
             return
         own, self._failure = self._failure, None
-        messages = self._gather_objects(
+        messages = self.gather_objects(
             None if own is None else f"{type(own).__name__}: {first_line(own)}"
         )
         failed = [rank for rank, message in enumerate(messages) if message is not None]
@@ -337,7 +292,8 @@ class Ranks:
         """The same for all that follows."""
         self._phase = phase
 
-    def _gather_objects(self, own: Any) -> list[Any]:
+    def gather_objects(self, own: Any) -> list[Any]:
+        """Anything that can be pickled, from every rank, in order of rank."""
         found: list[Any] = [None] * self.size
         with self._exchange("messages", 0):
             dist.all_gather_object(found, own)
@@ -374,77 +330,8 @@ class _OwnWork:
         return True
 
 
-def under_torchrun() -> bool:
-    """Whether this process is one that `torchrun` started."""
-    return dist.is_available() and dist.is_torchelastic_launched()
-
-
-def restarted_by_torchrun() -> bool:
-    """Whether `torchrun` has started the processes anew, after one of them had ended."""
-    return under_torchrun() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
-@contextmanager
-def joined(device: str) -> Iterator[None]:
-    """As a member of the process group that `torchrun` describes; nothing without it.
-
-    Args:
-        device: "cpu" for gloo; "cuda" for NCCL, where each process takes the GPU of its number.
-    """
-    if not under_torchrun():
-        yield
-        return
-    if device.startswith("cuda"):
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    backend = "nccl" if device.startswith("cuda") else "gloo"
-    # In torch 2.13 processes that are started anew find in torchrun's store the addresses of those
-    # that are gone, and may try to reach them: each attempt has keys of its own.
-    store, rank, size = next(rendezvous("env://"))
-    prefixed: Any = vars(dist)["PrefixStore"]
-    own = prefixed(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def unwrapped(model: Any) -> Any:
-    """The model inside DistributedDataParallel, which does not work with autograd.grad."""
-    if dist.is_available() and isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        return model.module
-    return model
-
-
-def refuse_sharded_parameters(parameters: Sequence[Tensor]) -> None:
-    """Refuse parameters that FSDP2's `fully_shard` or tensor parallelism has cut into pieces."""
-    if any(hasattr(p, "to_local") and hasattr(p, "device_mesh") for p in parameters):
-        raise TypeError(
-            "the parameters are DTensors, as `fully_shard` and tensor parallelism make them, and "
-            "a step needs whole parameters on every rank: leave `fully_shard` out and give each "
-            "rank the whole model; KSD(basis='sharded') divides the K + 1 vectors of the basis, "
-            "which are most of the memory, among the ranks instead"
-        )
-
-
 def _is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
-
-
-def _digest(description: dict[str, str]) -> int:
-    text = repr(sorted(description.items()))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], signed=True)
-
-
-def _bits(parameters: Sequence[Tensor]) -> int:
-    """A checksum of the parameters' bits; also of their order, up to a point."""
-    sums = []
-    for p in parameters:
-        flat = p.detach().reshape(-1)
-        numbers = flat.view(torch.int64 if flat.element_size() == 8 else torch.int32)
-        sums += [numbers.sum(dtype=torch.int64), numbers[::7].sum(dtype=torch.int64)]
-    total: int = sum((i + 1) * one for i, one in enumerate(torch.stack(sums).tolist()))
-    return total % 2**63
 
 
 def _padded(vector: Tensor, size: int) -> Tensor:
@@ -453,8 +340,3 @@ def _padded(vector: Tensor, size: int) -> Tensor:
     padded = vector.new_zeros(size)
     padded[: vector.numel()] = vector
     return padded
-
-
-def _ranks(found: Sequence[int]) -> str:
-    names = ", ".join(map(str, found))
-    return f"rank {names}" if len(found) == 1 else f"ranks {names}"

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, Tree
-from krylov_descent.distributed import unwrapped
 from krylov_descent.losses import Loss, OutputHessian, SampleLoss
 from krylov_descent.parameters import FlatParameters
 
@@ -41,8 +40,8 @@ class Network:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"`model` must be a torch.nn.Module, found {type(model).__name__}")
-        self.model = model = unwrapped(model)
-        self.eager: nn.Module = unwrapped(getattr(model, "_orig_mod", model))
+        self.model = model = _unwrapped(model)
+        self.eager: nn.Module = _unwrapped(getattr(model, "_orig_mod", model))
         self.loss = SampleLoss(loss)
         self._forward = forward or _default_forward
         self._ambient: AbstractContextManager[Any] = nullcontext()
@@ -126,6 +125,14 @@ class Network:
                     "of `model`: give parameters of the model itself"
                 )
         return [names[id(p)] for p in parameters.tensors]
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel, which does not work with autograd.grad."""
+    if torch.distributed.is_available() and isinstance(model, nn.parallel.DistributedDataParallel):
+        inside: nn.Module = model.module
+        return inside
+    return model
 
 
 class _Holder(nn.Module):

@@ -13,10 +13,11 @@ import typer
 
 from krylov_descent.cli import exhibits, listing, reporting, training
 from krylov_descent.cli.running import complaints
-from krylov_descent.distributed import CommunicationError, RankError, under_torchrun
+from krylov_descent.distributed import CommunicationError, RankError
 from krylov_descent.laboratory.checkpoint import CheckpointError
 from krylov_descent.laboratory.record import RunFolderError
 from krylov_descent.laboratory.sources import DataError
+from krylov_descent.torchrun import under_torchrun
 
 EXPECTED = (
     CheckpointError,

@@ -40,7 +40,7 @@ from krylov_descent.cli.running import (
     say_interrupted,
     show_outcomes,
 )
-from krylov_descent.distributed import Ranks, joined, restarted_by_torchrun
+from krylov_descent.distributed import Ranks
 from krylov_descent.laboratory.contenders import contender
 from krylov_descent.laboratory.gallery import reconstructions
 from krylov_descent.laboratory.problems.problem import Problem as LoadedProblem
@@ -54,6 +54,7 @@ from krylov_descent.laboratory.runs import (
     settings_of,
 )
 from krylov_descent.laboratory.training import Ending, Limits
+from krylov_descent.torchrun import joined, restarted_by_torchrun
 
 # The settings that a recorded run already has, by the command's own names for them.
 RECORDED = {

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from krylov_descent.batches import Samples, Unusable, as_samples
+from krylov_descent.likeness import check_alike
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
@@ -154,7 +155,7 @@ class DataOptimizer(torch.optim.Optimizer):
         with ranks.own_work():
             self.objective.refresh(self.param_groups)
         if ranks.together:
-            ranks.check_alike(self._description(), self.objective.parameters.tensors)
+            check_alike(ranks, self._description(), self.objective.parameters.tensors)
         network = self.objective.network
         with torch.enable_grad(), network.algebra(), buffers_kept(network.model):
             yield self.objective

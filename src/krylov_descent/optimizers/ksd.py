@@ -3,36 +3,32 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Literal, get_args, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.basis import Replicated, Sharded, Storage
+from krylov_descent.basis import Storage
 from krylov_descent.batches import InMemory, Nothing, Samples
 from krylov_descent.bfgs import BFGSResult, minimize_bfgs
-from krylov_descent.curvature import Curvature, CurvatureKind, CurvatureProduct
+from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Evaluation, Objective
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
-from krylov_descent.optimizers.result import Status, StepResult
-from krylov_descent.preconditioner import (
-    EntrywisePreconditioner,
-    Preconditioner,
-    make_preconditioner,
+from krylov_descent.optimizers.ksd_spaces import (
+    AnySubspace,
+    BasisKind,
+    Function,
+    Spaces,
+    objective_in,
 )
-from krylov_descent.recorded_basis import recorded_basis
-from krylov_descent.spread_objective import SpreadObjective
-from krylov_descent.stored_subspace import StoredSubspace, stored_krylov_basis
+from krylov_descent.optimizers.result import Status, StepResult
+from krylov_descent.preconditioner import Preconditioner, make_preconditioner
 from krylov_descent.subsets import Reservoir, Size, SubsetSizes, draw
-from krylov_descent.subspace import Coordinates, Subspace, krylov_basis
-from krylov_descent.subspace_objective import SubspaceObjective
+from krylov_descent.subspace import Coordinates
 
-BasisKind = Literal["replicated", "sharded"]
-Function = SubspaceObjective | SpreadObjective
 PREVIOUS_STEP = "previous_step"
 SCALED_AWAY = "the step scaled by `lr` is no decrease; the parameters are unchanged"
 
@@ -173,16 +169,9 @@ class KSD(DataOptimizer):
         self.bfgs_iterations = bfgs_iterations
         self.epsilon = epsilon
         self.tf32 = tf32
-        self.basis: BasisKind = basis
-        self.basis_storage = Storage.checked(
-            basis_dtype, basis_device, self.objective.parameters.tensors[0]
-        )
-        _check_basis(basis, self.preconditioner)
-
-    @property
-    def basis_is_plain(self) -> bool:
-        """Whether the basis is kept whole, as vectors are."""
-        return self.basis == "replicated" and self.basis_storage.is_plain
+        like = self.objective.parameters.tensors[0]
+        storage = Storage.checked(basis_dtype, basis_device, like)
+        self.spaces = Spaces(basis, storage, self.preconditioner, dimension)
 
     @overload  # type: ignore[override]
     def step(self, data: None = None, *, closure: None = None) -> None: ...
@@ -234,26 +223,13 @@ class KSD(DataOptimizer):
             "`bfgs_iterations`": self.bfgs_iterations,
             "`epsilon`": self.epsilon,
             "`tf32`": self.tf32,
-            "`basis`": self.basis,
-            "`basis_dtype`": self.basis_storage.dtype,
-            "`basis_device`": self.basis_storage.device,
+            "`basis`": self.spaces.basis,
+            "`basis_dtype`": self.spaces.storage.dtype,
+            "`basis_device`": self.spaces.storage.device,
         }
 
     def _create_state(self) -> None:
         self._zero_state(PREVIOUS_STEP)
-
-
-def _check_basis(basis: str, preconditioner: Preconditioner) -> None:
-    if basis not in get_args(BasisKind):
-        raise ValueError(
-            f"`basis` must be one of {', '.join(map(repr, get_args(BasisKind)))}, found {basis!r}"
-        )
-    if basis == "sharded" and not isinstance(preconditioner, EntrywisePreconditioner):
-        raise ValueError(
-            "`basis='sharded'` needs a preconditioner that acts entry by entry, with a method "
-            f"solve_part(vector, part), which {type(preconditioner).__name__} has not: use "
-            "'fisher-diagonal' or 'identity', or basis='replicated'"
-        )
 
 
 @contextmanager
@@ -309,7 +285,7 @@ class _Step:
         theta = self.objective.parameters.copy()
         taken = None
         try:
-            function = self.function(objective_set, theta, subspace, coordinates)
+            function = objective_in(subspace, coordinates, self.objective, objective_set, theta)
             start, gradient = function(torch.zeros(subspace.rank, dtype=torch.float64))
             best = self.search(function, start, gradient)
             if best is not None and best.value < start:
@@ -357,15 +333,13 @@ class _Step:
         self.account.lap("gradient")
         return found, sets[0], sets[1]
 
-    def subspace(self, curvature_set: Samples, gradient: Tensor) -> Subspace | StoredSubspace:
+    def subspace(self, curvature_set: Samples, gradient: Tensor) -> AnySubspace:
         """Algorithm 2."""
         optimizer = self.optimizer
         product = optimizer.curvature.at(self.objective, curvature_set)
-        subspace: Subspace | StoredSubspace
-        if self.ranks.together or not optimizer.basis_is_plain:
-            subspace = self.stored_subspace(product, gradient)
-        else:
-            subspace = self.plain_subspace(product, gradient)
+        subspace = optimizer.spaces.subspace(
+            product, gradient, lambda: optimizer._get_vector(PREVIOUS_STEP)
+        )
         self.account.note(
             rank=subspace.rank,
             products=product.products,
@@ -375,54 +349,6 @@ class _Step:
         self.account.count(product.products * product.samples)
         self.account.lap("basis")
         return subspace
-
-    def plain_subspace(self, product: CurvatureProduct, gradient: Tensor) -> Subspace:
-        """Algorithm 2 with the basis at hand; on a GPU as one launch, where that is possible."""
-        optimizer = self.optimizer
-        preconditioner, dimension = optimizer.preconditioner, optimizer.dimension
-        subspace = recorded_basis(
-            product, preconditioner, gradient, optimizer._get_vector(PREVIOUS_STEP), dimension
-        )
-        if subspace is None:
-            subspace = krylov_basis(
-                product,
-                preconditioner.solve,
-                gradient,
-                optimizer._get_vector(PREVIOUS_STEP),
-                dimension,
-            )
-        return subspace
-
-    def stored_subspace(self, product: CurvatureProduct, gradient: Tensor) -> StoredSubspace:
-        """Algorithm 2 with the basis on several ranks, in another dtype or on another device."""
-        optimizer, size = self.optimizer, gradient.numel()
-        placement: Replicated | Sharded = Replicated(self.ranks, size)
-        solve = optimizer.preconditioner.solve
-        if optimizer.basis == "sharded":
-            placement = Sharded(self.ranks, size)
-            assert isinstance(optimizer.preconditioner, EntrywisePreconditioner)
-            solve = partial(optimizer.preconditioner.solve_part, part=placement.part)
-        return stored_krylov_basis(
-            product.part,
-            solve,
-            gradient,
-            optimizer._get_vector(PREVIOUS_STEP),
-            optimizer.dimension,
-            placement=placement,
-            storage=optimizer.basis_storage,
-        )
-
-    def function(
-        self,
-        objective_set: Samples,
-        theta: Tensor,
-        subspace: Subspace | StoredSubspace,
-        coordinates: Coordinates,
-    ) -> Function:
-        """f_C in the coordinates of the subspace."""
-        if isinstance(subspace, StoredSubspace):
-            return SpreadObjective(self.objective, objective_set, theta, subspace, coordinates)
-        return SubspaceObjective(self.objective, objective_set, theta, subspace, coordinates)
 
     def search(self, function: Function, start: float, gradient: Tensor) -> BFGSResult | None:
         """BFGS from a = 0, given value and gradient there; None where they are not finite."""
