@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed import work
+from tests.distributed import mishaps, work
 from tests.distributed.group import Group
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -97,6 +97,6 @@ def test_sums_are_the_same_to_the_last_bit(trio: Group) -> None:
 
 @pytest.mark.parametrize("name", work.OPTIMIZERS)
 def test_a_rank_that_rounds_otherwise_does_not_go_its_own_way(name: str, pair: Group) -> None:
-    (first, evaluations), (second, others) = pair.run(work.steps_with_jitter, name, [30, 31], 3)
+    (first, evaluations), (second, others) = pair.run(mishaps.steps_with_jitter, name, [30, 31], 3)
     assert evaluations == others
     assert torch.equal(first, second)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from krylov_descent import KSD
-from tests.distributed import work
+from tests.distributed import mishaps, work
 from tests.distributed.group import Group
 from tests.optimizers.nets import classes, net
 
@@ -17,7 +17,7 @@ from tests.optimizers.nets import classes, net
 @pytest.mark.parametrize("name", work.OPTIMIZERS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_nan_on_one_rank_ends_the_step_on_all(name: str, bad: float, trio: Group) -> None:
-    for told in trio.run(work.step_with_nan, name, bad):
+    for told in trio.run(mishaps.step_with_nan, name, bad):
         assert told == {"status": "NOT_FINITE", "unchanged": True, "goes on": True}
 
 
@@ -40,7 +40,7 @@ def test_a_nan_on_one_rank_ends_the_step_on_all(name: str, bad: float, trio: Gro
 def test_an_error_on_one_rank_ends_the_step_on_all(
     name: str, after: int, phase: str, trio: Group
 ) -> None:
-    first, second, third = trio.run(work.step_with_a_trap, name, work.fail, after)
+    first, second, third = trio.run(mishaps.step_with_a_trap, name, mishaps.fail, after)
     for told in (first, second, third):
         assert told["unchanged"]
         assert told["same state"] or name != "ksd"
@@ -54,7 +54,7 @@ def test_an_error_on_one_rank_ends_the_step_on_all(
 
 @pytest.mark.parametrize("name", work.OPTIMIZERS)
 def test_bad_data_on_one_rank_is_told_to_all(name: str, trio: Group) -> None:
-    first, second, third = trio.run(work.step_with_bad_data, name)
+    first, second, third = trio.run(mishaps.step_with_bad_data, name)
     assert second.startswith("TypeError: `data` must be a tuple (inputs, targets)")
     for told in (first, third):
         assert told.startswith("RankError")
@@ -62,7 +62,7 @@ def test_bad_data_on_one_rank_is_told_to_all(name: str, trio: Group) -> None:
 
 
 def test_no_samples_on_any_rank_is_refused(pair: Group) -> None:
-    for told in pair.run(work.step_with_nothing_anywhere):
+    for told in pair.run(mishaps.step_with_nothing_anywhere):
         assert told == "`data` is empty: it must hold at least one sample"
 
 
@@ -78,12 +78,12 @@ def test_no_samples_on_any_rank_is_refused(pair: Group) -> None:
     ],
 )
 def test_ranks_that_differ_are_named(what: str, sentence: str, pair: Group) -> None:
-    for told in pair.run(work.differing, what):
+    for told in pair.run(mishaps.differing, what):
         assert sentence in told
 
 
 def test_an_optimiser_that_does_not_sum_is_refused(pair: Group) -> None:
-    for told in pair.run(work.first_order_step):
+    for told in pair.run(mishaps.first_order_step):
         assert told.startswith("FirstOrder does not sum over ranks, and there are 2")
 
 
@@ -105,17 +105,17 @@ def test_a_process_group_after_the_optimiser_is_refused(tmp_path: Any) -> None:
     assert optimizer.step(classes()).status.moved
 
 
-@pytest.mark.parametrize("trap", [work.die, work.sleep])
+@pytest.mark.parametrize("trap", [mishaps.die, mishaps.sleep])
 def test_a_rank_that_dies_or_sleeps_is_not_waited_for(trap: Any) -> None:
     group = Group(2, timeout=2.0)
-    (good, told), (other, _) = group.try_to_run(work.step_with_a_trap, "ksd", trap, 5)
+    (good, told), (other, _) = group.try_to_run(mishaps.step_with_a_trap, "ksd", trap, 5)
     assert good
     assert told["error"] == "CommunicationError"
     assert "rank 0 of 2: the all-reduce in phase 'search' failed" in told["message"]
     assert told["unchanged"]
     assert told["same state"]
     assert told["seconds"] < 4.5
-    if trap is work.die:
+    if trap is mishaps.die:
         assert not other
         group.processes[1].join(5)
         assert group.processes[1].exitcode == -signal.SIGKILL

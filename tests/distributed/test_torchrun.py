@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from krylov_descent.cli import main
 from krylov_descent.laboratory.record import RunFolder
 from tests.distributed import killed_once, work
 from tests.distributed.group import Group
@@ -89,3 +90,13 @@ def test_an_optimiser_that_does_not_sum_is_refused(pair: Group, tmp_path: Path) 
         assert not good
         assert "'adam' cannot be run on 2 ranks, as it does not sum over them" in told
     assert not (tmp_path / "run").exists()
+
+
+def test_torchrun_is_for_training_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "any")
+    with pytest.raises(SystemExit) as ending:
+        main(["problems"])
+    assert ending.value.code == 1
+    assert "torchrun is for `train`" in capsys.readouterr().err

@@ -61,6 +61,9 @@ class HessianFree(DataOptimizer):
         cuda_graphs: on a GPU, record products and evaluations once and replay them; False to run
             them as they are.
 
+    Under an initialised process group (`torchrun`) each rank gives its own part of the data to
+    `step` and gets the result of one process on all of them.
+
     The ratio ρ compares with the objective on all the data, whose value is known anyway; the
     gradient in the quadratic is that of all the data too, and its curvature that of the chunk.
 

@@ -48,6 +48,9 @@ class NonlinearCG(DataOptimizer):
         activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
             free memory on a GPU by default.
 
+    Under an initialised process group (`torchrun`) each rank gives its own part of the data to
+    `step` and gets the result of one process on all of them.
+
     Cost of a step: a gradient over the data for each trial of a line search, one for the start,
     and four forward passes that measure the noise of the values. Memory beyond the model, the
     data and activations: 12 vectors of n numbers, two of them kept between steps.
