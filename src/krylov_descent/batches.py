@@ -225,13 +225,45 @@ class Stream(Samples):
 DATASET_BATCH = 1000
 
 
-def as_samples(data: Any, argument: str = "data") -> Samples:
+class Nothing(Samples):
+    """No samples: the share of a rank that has none."""
+
+    def batches(self) -> Iterator[Batch]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    @property
+    def indexed(self) -> bool:
+        return True
+
+
+class Unusable(Samples):
+    """What cannot be walked over, because of a problem that is raised when that is tried."""
+
+    def __init__(self, problem: Exception) -> None:
+        self._problem = problem
+
+    def batches(self) -> Iterator[Batch]:
+        raise self._problem
+
+    def __len__(self) -> int:
+        return 0
+
+    @property
+    def indexed(self) -> bool:
+        return True
+
+
+def as_samples(data: Any, argument: str = "data", *, may_be_empty: bool = False) -> Samples:
     """What the user gave, as `Samples`.
 
     Args:
         data: a tuple (inputs, targets), a Dataset, a DataLoader, or an iterable of batches
             (a list of pairs, a generator, …).
         argument: its name, for the error message.
+        may_be_empty: whether there may be no samples, as on a rank whose shard is empty.
 
     A DataLoader is indexed only where it deals out the whole of a map-style dataset: with a
     sampler of its own (a validation split, weighted classes) the dataset behind it may hold
@@ -241,15 +273,15 @@ def as_samples(data: Any, argument: str = "data") -> Samples:
         return data
     if isinstance(data, tuple):
         batch = Batch.of(data)
-        if batch.size == 0:
+        if batch.size == 0 and not may_be_empty:
             raise ValueError(f"`{argument}` is empty: it must hold at least one sample")
         return InMemory(batch)
     if isinstance(data, DataLoader):
-        return _from_loader(data, argument)
+        return _from_loader(data, argument, may_be_empty)
     if isinstance(data, IterableDataset):
         return Stream(DataLoader(data, batch_size=DATASET_BATCH))
     if isinstance(data, Dataset):
-        return _from_loader(DataLoader(data, batch_size=DATASET_BATCH), argument)
+        return _from_loader(DataLoader(data, batch_size=DATASET_BATCH), argument, may_be_empty)
     if isinstance(data, Iterable) and not isinstance(data, Tensor | Mapping | str):
         return Stream(data)
     raise TypeError(
@@ -258,7 +290,7 @@ def as_samples(data: Any, argument: str = "data") -> Samples:
     )
 
 
-def _from_loader(loader: DataLoader[Any], argument: str) -> Samples:
+def _from_loader(loader: DataLoader[Any], argument: str, may_be_empty: bool) -> Samples:
     dataset, collate = loader.dataset, loader.collate_fn
     whole = (
         not isinstance(dataset, IterableDataset)
@@ -277,6 +309,8 @@ def _from_loader(loader: DataLoader[Any], argument: str) -> Samples:
     if not whole:
         return Stream(loader)
     if len(dataset) == 0:  # type: ignore[arg-type]
+        if may_be_empty:
+            return Nothing()
         raise ValueError(f"`{argument}` is empty: it must hold at least one sample")
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2 and collate is default_collate:
         # The same samples without collating them one by one; a sum knows no order.

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import torch
 
-from krylov_descent.batches import Batch, InMemory, Samples, join
+from krylov_descent.batches import Batch, InMemory, Nothing, Samples, join
+from krylov_descent.distributed import Shard
 
 ChunkSize = int | float | Literal["auto"]
 # The part of CURVES that Martens takes (5,000 of 20,000), and what is too few to be any use.
@@ -41,35 +42,48 @@ def chunk_length(size: ChunkSize, total: int) -> int:
     return size
 
 
-def cycled_chunk(samples: Samples, total: int, length: int, position: int, seed: int) -> Samples:
+def cycled_chunk(
+    samples: Samples,
+    total: int,
+    length: int,
+    position: int,
+    seed: int,
+    shard: Shard | None = None,
+) -> Samples:
     """`length` samples from a place in the data's fixed random order, wrapped around its end.
 
     Args:
-        samples: all the data. A stream is walked over once; its own order stands for the random
-            one.
-        total: how many they are.
+        samples: all the data, or this rank's. A stream is walked over once; its own order stands
+            for the random one.
+        total: how many they are on all ranks together.
         length: of the chunk.
         position: of its first sample, 0 ≤ position < total.
         seed: of the order.
+        shard: where the samples lie among those of all ranks; they are all of them if left out.
     """
     if length == total:
         return samples
+    shard = shard or Shard(0, total, total)
     if not samples.indexed:
-        return _window(samples, total, length, position)
+        return _window(samples, shard, length, position)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-    return samples.select(order.roll(-position)[:length])
+    own = shard.own(order.roll(-position)[:length])
+    return samples.select(own) if len(own) else Nothing()
 
 
-def _window(stream: Samples, total: int, length: int, position: int) -> InMemory:
-    """The samples position … position + length - 1 of a stream, wrapped, in the stream's order."""
+def _window(stream: Samples, shard: Shard, length: int, position: int) -> Samples:
+    """The samples position … position + length - 1 of all, wrapped, in the stream's order."""
+    total = shard.total
     spans = ((0, position + length - total), (position, position + length))
     pieces: list[Batch] = []
-    seen = 0
+    seen = shard.start
     for batch in stream.batches():
         for start, stop in spans:
             first, last = max(start - seen, 0), min(stop - seen, batch.size)
             if first < last:
                 pieces.append(batch.rows(first, last))
         seen += batch.size
+    if not pieces:
+        return Nothing()
     joined = (join([piece.inputs for piece in pieces]), join([piece.targets for piece in pieces]))
     return InMemory(Batch.of(joined))

@@ -19,6 +19,8 @@ from krylov_descent.line_search import Trial, wolfe_search
 Formula = Literal["polak-ribiere", "hestenes-stiefel"]
 Function = Callable[[Tensor], tuple[float, Tensor]]
 """From a point [n] to the value and the gradient [n] there."""
+Agreed = Callable[[float], float]
+"""From a number that vectors gave to the one to go on with: of several processes, one's."""
 
 # A direction must descend at least by this part of what the gradient would (the condition of
 # Gilbert & Nocedal 1992 for convergence), else it is dropped for the gradient.
@@ -55,6 +57,10 @@ class NonlinearCGResult:
     reason: StopReason
 
 
+def _own(number: float) -> float:
+    return number
+
+
 def minimize_nonlinear_cg(
     function: Function,
     start: Tensor,
@@ -65,6 +71,7 @@ def minimize_nonlinear_cg(
     max_iterations: int = 20,
     slope_tolerance: float = 0.1,
     noise: float = 0.0,
+    agreed: Agreed = _own,
 ) -> NonlinearCGResult:
     """Go on with conjugate gradients for some iterations.
 
@@ -77,6 +84,8 @@ def minimize_nonlinear_cg(
         max_iterations: the most line searches to make.
         slope_tolerance: the part of the first slope that a line search may leave over.
         noise: standard deviation of the absolute error of one value.
+        agreed: called with each number that decisions follow from, besides the values; where
+            several processes run the same iterations it returns that of one of them.
 
     It restarts from the gradient where β is zero, where the direction hardly descends, after n
     directions, and where a line search failed. Memory: 9 vectors [n].
@@ -88,11 +97,11 @@ def minimize_nonlinear_cg(
         if not gradient.any():
             reason = StopReason.ZERO_GRADIENT
             break
-        direction, slope, conjugate = _next_direction(formula, gradient, memory)
+        direction, slope, conjugate = _next_direction(formula, gradient, memory, agreed)
         search = wolfe_search(
-            _along(function, point, direction),
+            _along(function, point, direction, agreed),
             Trial(0.0, value, slope, gradient),
-            first_step=first_step(slope, gradient, memory),
+            first_step=first_step(slope, gradient, memory, agreed),
             noise=max(noise, sys.float_info.epsilon * abs(value)),
             curvature=slope_tolerance,
         )
@@ -114,47 +123,51 @@ def minimize_nonlinear_cg(
     return NonlinearCGResult(point, value, memory, iterations, evaluations, reason)
 
 
-def conjugacy(formula: Formula, gradient: Tensor, memory: Memory) -> float:
+def conjugacy(formula: Formula, gradient: Tensor, memory: Memory, agreed: Agreed = _own) -> float:
     """β, with y = g - g_prev; 0, which is a restart, where it is not defined.
 
     Polak and Ribière's with a plus is max(0, gᵀy / ‖g_prev‖²), Hestenes and Stiefel's is
     gᵀy / d_prevᵀy.
     """
     change = gradient - memory.gradient
-    numerator = float(gradient @ change)
+    numerator = agreed(float(gradient @ change))
     if formula == "polak-ribiere":
-        return max(0.0, numerator / float(memory.gradient @ memory.gradient))
-    denominator = float(memory.direction @ change)
+        return max(0.0, numerator / agreed(float(memory.gradient @ memory.gradient)))
+    denominator = agreed(float(memory.direction @ change))
     # The Wolfe conditions make it positive; after a change of the data they say nothing.
     return numerator / denominator if denominator > 0 else 0.0
 
 
-def first_step(slope: float, gradient: Tensor, memory: Memory | None) -> float:
+def first_step(
+    slope: float, gradient: Tensor, memory: Memory | None, agreed: Agreed = _own
+) -> float:
     """The first step to try: one that promises as much as the last one; at first, of length 1."""
     step = memory.promised / slope if memory is not None else 0.0
-    return step if 0 < step < math.inf else 1 / float(gradient.norm())
+    return step if 0 < step < math.inf else 1 / agreed(float(gradient.norm()))
 
 
 def _next_direction(
-    formula: Formula, gradient: Tensor, memory: Memory | None
+    formula: Formula, gradient: Tensor, memory: Memory | None, agreed: Agreed
 ) -> tuple[Tensor, float, bool]:
     """d [n], its slope, and whether it is a conjugate direction or a restart."""
-    steepest = -float(gradient @ gradient)
+    steepest = -agreed(float(gradient @ gradient))
     if memory is not None and memory.count > 0:
-        beta = conjugacy(formula, gradient, memory)
+        beta = conjugacy(formula, gradient, memory, agreed)
         if beta != 0:
             direction = beta * memory.direction - gradient
-            slope = float(gradient @ direction)
+            slope = agreed(float(gradient @ direction))
             if slope <= LEAST_DESCENT * steepest:
                 return direction, slope, True
     return -gradient, steepest, False
 
 
-def _along(function: Function, point: Tensor, direction: Tensor) -> Callable[[float], Trial]:
+def _along(
+    function: Function, point: Tensor, direction: Tensor, agreed: Agreed
+) -> Callable[[float], Trial]:
     """The function of one variable that the line search sees."""
 
     def evaluate(step: float) -> Trial:
         value, gradient = function(point + step * direction)
-        return Trial(step, value, float(gradient @ direction), gradient)
+        return Trial(step, value, agreed(float(gradient @ direction)), gradient)
 
     return evaluate

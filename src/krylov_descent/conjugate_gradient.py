@@ -87,6 +87,7 @@ def conjugate_gradient(
     start: Tensor | None = None,
     max_iterations: int = 250,
     tolerance: float = 5e-4,
+    agreed: VectorMap = lambda numbers: numbers,
 ) -> CGResult:
     """Minimise φ(x) = ½ xᵀAx + gᵀx approximately.
 
@@ -98,6 +99,8 @@ def conjugate_gradient(
         start: x₀ [n]; zero where it is not given.
         max_iterations: the cap.
         tolerance: see `has_stalled`. With 0 only the cap, or the exact solution, stops CG.
+        agreed: called with each inner product and value [m], returns those to go on with: where
+            several processes run the same iterations, those of one of them.
 
     Cost: one product and one M⁻¹ an iteration, one product more with a start; the host reads the
     device once an iteration. Memory: 7 vectors [n] and one for each iterate that is kept, which
@@ -115,7 +118,9 @@ def conjugate_gradient(
     preconditioned = solve(residual)
     direction = -preconditioned
     alignment = residual @ preconditioned  # rᵀM⁻¹r
-    value, size = torch.stack([(x @ (residual + gradient)) / 2, alignment]).tolist()
+    numbers = agreed(torch.stack([(x @ (residual + gradient)) / 2, alignment]))
+    alignment = numbers[1]
+    value, size = numbers.tolist()
     current = CGIterate(0, x, value)
     if not (math.isfinite(value) and math.isfinite(size)):
         return CGResult((current,), CGStop.NOT_FINITE)
@@ -127,13 +132,14 @@ def conjugate_gradient(
     stop = CGStop.SOLVED if size == 0 else None
     while stop is None:
         image = product(direction)
-        curvature = direction @ image
+        curvature = agreed(direction @ image)
         length = alignment / curvature
         x = torch.addcmul(current.point, direction, length)
         residual.addcmul_(image, length)
         preconditioned = solve(residual)
         previous_alignment, alignment = alignment, residual @ preconditioned
-        numbers = torch.stack([curvature, (x @ (residual + gradient)) / 2, alignment])
+        numbers = agreed(torch.stack([curvature, (x @ (residual + gradient)) / 2, alignment]))
+        alignment = numbers[2]
         bend, value, size = numbers.tolist()
         if bend <= 0:
             stop = CGStop.NEGATIVE_CURVATURE

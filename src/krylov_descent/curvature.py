@@ -124,30 +124,30 @@ class CurvatureProduct:
 
     Attributes:
         objective: f.
-        samples: |B|.
+        samples: |B|, on all ranks together.
         products: how many were computed.
-        kept: whether the graphs are kept.
+        kept: whether the graphs are kept (on this rank).
         scale: what the sum over the samples is multiplied by.
     """
 
     def __init__(self, curvature: Curvature, objective: Objective, data: Any) -> None:
         self._curvature, self.objective = curvature, objective
-        batches = list(objective.micro_batches(data))
-        self.samples = sum(batch.size for batch in batches)
-        self.products = 0
-        normaliser = sum(
-            float(objective.network.loss.normaliser(batch.targets, batch.size)) for batch in batches
-        )
+        self._batches: list[Batch] = []
+        self._kept_products: list[BatchProduct] = []
+        self._recorded: RecordedProduct | None = None
+        self.kept, self.products = True, 0
+        own = torch.zeros(2, dtype=torch.float64)
+        with objective.ranks.own_work():
+            own = self._prepare(list(objective.micro_batches(data)))
+        samples, normaliser = objective.ranks.sum_numbers(own).tolist()
         if normaliser == 0:
             raise ValueError(
                 "the set for the curvature has no sample that counts: it is empty, or every "
                 "target is ignored or has weight zero"
             )
+        self.samples = int(samples)
         # The sample's part of the mean is nᵢN/W; Fisher has it squared, over N.
         self.scale = self.samples / normaliser**2 if curvature.kind == "fisher" else 1 / normaliser
-        self._batches, self.kept = self._fit(batches)
-        self._kept_products: list[BatchProduct] = []
-        self._recorded: RecordedProduct | None = None
 
     @property
     def kind(self) -> CurvatureKind:
@@ -172,20 +172,42 @@ class CurvatureProduct:
         return apply
 
     def __call__(self, vector: Tensor) -> Tensor:
-        """Hv as a new vector [n]."""
-        if not self.products:
-            self._recorded = self._record()
+        """Hv as a new vector [n], summed over ranks."""
+        return self.objective.ranks.sum_vector(self.part(vector))
+
+    def part(self, vector: Tensor) -> Tensor:
+        """What this rank adds to Hv, as a new vector [n]; the L2 term is rank 0's."""
+        ranks = self.objective.ranks
+        result: Tensor | None = None
+        with ranks.own_work():
+            if not self.products:
+                self._recorded = self._record()
+            result = self._own_product(vector).mul_(self.scale)
+        self.products += 1
+        if result is None:
+            return torch.zeros_like(vector)
+        if ranks.leads:
+            self.objective.parameters.add_decay(result, vector)
+        return result
+
+    def _own_product(self, vector: Tensor) -> Tensor:
         try:
-            result = self._sum(vector)
+            return self._sum(vector)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, NotImplementedError) as problem:
             self._curvature.fall_back(problem)
             self._kept_products, self.kept, self._recorded = [], False, None
-            return self(vector)
-        self.products += 1
-        self.objective.parameters.add_decay(result.mul_(self.scale), vector)
-        return result
+            return self._own_product(vector)
+
+    def _prepare(self, batches: list[Batch]) -> Tensor:
+        """Take up this rank's samples; returns their number and normaliser."""
+        samples = sum(batch.size for batch in batches)
+        loss = self.objective.network.loss
+        normaliser = sum(float(loss.normaliser(batch.targets, batch.size)) for batch in batches)
+        if normaliser:
+            self._batches, self.kept = self._fit(batches, samples)
+        return torch.tensor([samples, normaliser], dtype=torch.float64)
 
     def _record(self) -> RecordedProduct | None:
         """On a GPU: the products as one launch each."""
@@ -207,8 +229,7 @@ class CurvatureProduct:
         total: Tensor | None = None
         for index, batch in enumerate(self._batches):
             total = parameters.add(total, self._product_of(index, batch)(pieces))
-        assert total is not None
-        return total
+        return torch.zeros_like(vector) if total is None else total
 
     def _product_of(self, index: int, batch: Batch) -> BatchProduct:
         if not self.kept:
@@ -217,7 +238,7 @@ class CurvatureProduct:
             self._kept_products.append(self._curvature.linearize(self.objective.network, batch))
         return self._kept_products[index]
 
-    def _fit(self, batches: list[Batch]) -> tuple[list[Batch], bool]:
+    def _fit(self, batches: list[Batch], samples: int) -> tuple[list[Batch], bool]:
         """Micro-batches whose graphs fit the memory, and whether all of them fit at once."""
         objective, curvature = self.objective, self._curvature
         try:
@@ -226,10 +247,10 @@ class CurvatureProduct:
             raise
         except (RuntimeError, NotImplementedError) as problem:
             curvature.fall_back(problem)
-            return self._fit(batches)
+            return self._fit(batches, samples)
         if not curvature.keeps_graphs:
             return batches, False
-        if self.samples * per_sample <= objective.activation_memory:
+        if samples * per_sample <= objective.activation_memory:
             return batches, True
         size = max(1, int(objective.activation_memory / per_sample))
         return [piece for batch in batches for piece in batch.split(size)], False

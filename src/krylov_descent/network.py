@@ -28,6 +28,7 @@ class Network:
     Args:
         model: any module. A compiled model is used as it is for values, and unwrapped (`eager`)
             where second derivatives or per-sample gradients are needed, which compiled code lacks.
+            Of one in DistributedDataParallel the module inside is used.
         loss: see `krylov_descent.losses`.
         forward: `forward(model, inputs) -> outputs`; by default `model(inputs)`, `model(*inputs)`
             for a tuple or list, `model(**inputs)` for a dict.
@@ -39,8 +40,8 @@ class Network:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"`model` must be a torch.nn.Module, found {type(model).__name__}")
-        self.model = model
-        self.eager: nn.Module = getattr(model, "_orig_mod", model)
+        self.model = model = _unwrapped(model)
+        self.eager: nn.Module = _unwrapped(getattr(model, "_orig_mod", model))
         self.loss = SampleLoss(loss)
         self._forward = forward or _default_forward
         self._ambient: AbstractContextManager[Any] = nullcontext()
@@ -124,6 +125,14 @@ class Network:
                     "of `model`: give parameters of the model itself"
                 )
         return [names[id(p)] for p in parameters.tensors]
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel, which does not work with autograd.grad."""
+    if torch.distributed.is_available() and isinstance(model, nn.parallel.DistributedDataParallel):
+        inside: nn.Module = model.module
+        return inside
+    return model
 
 
 class _Holder(nn.Module):

@@ -7,9 +7,12 @@ noise*, 2011).
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from krylov_descent.distributed import Ranks
 
 ORDER = 3  # of the differences
 
@@ -46,6 +49,29 @@ def noise_of_sum(values: Tensor) -> float:
         raise ValueError(
             "values must be finite; measure the noise closer to a point where the function is"
         )
+    return _noise_from(_error_sums(values))
+
+
+def noise_over_ranks(rows: Sequence[Tensor], points: int, ranks: Ranks) -> float:
+    """The same of samples that are spread over ranks; NaN if any value is not finite.
+
+    Args:
+        rows: the values of this rank's samples [N] at each of the points; fewer if it failed.
+        points: p.
+        ranks: p − 2 numbers are summed over them.
+    """
+    own = torch.zeros(points - ORDER + 1, dtype=torch.float64)
+    with ranks.own_work():
+        values = torch.stack(list(rows))
+        if not bool(values.isfinite().all()):
+            own.fill_(math.nan)
+        elif len(rows) == points:
+            own = _error_sums(values)
+    return _noise_from(ranks.sum_numbers(own))
+
+
+def _error_sums(values: Tensor) -> Tensor:
+    """Σ error², and Σ error at each of the p − 3 whitened differences, over the samples."""
     # Differences of neighbouring float64 numbers are exact, so this adds no rounding of its own.
     differences = values.diff(n=ORDER, dim=0)  # [p − 3, N]
     # They overlap, and so are correlated. Whitened, each has the variance of one value: for four
@@ -53,7 +79,10 @@ def noise_of_sum(values: Tensor) -> float:
     operator = torch.eye(len(values), dtype=torch.float64).diff(n=ORDER, dim=0)  # [p − 3, p]
     covariance_factor = torch.linalg.cholesky(operator @ operator.T)
     errors = torch.linalg.solve_triangular(covariance_factor, differences.to("cpu"), upper=False)
-    freedom = math.sqrt(len(errors))
-    independent = float(errors.norm()) / freedom
-    shared_too = float(errors.sum(dim=1).norm()) / freedom
-    return max(independent, shared_too)
+    return torch.cat([errors.norm().square().reshape(1), errors.sum(dim=1)])
+
+
+def _noise_from(sums: Tensor) -> float:
+    freedom = math.sqrt(len(sums) - 1)
+    independent, shared_too = math.sqrt(float(sums[0])), float(sums[1:].norm())
+    return max(independent, shared_too) / freedom

@@ -6,8 +6,12 @@
 of the batches; per-sample losses are summed in float64, because progress that matters can
 be 1e-8 of the value. It reads the module's parameters as they are; whoever wants f at
 another point writes that point into them first (`FlatParameters.assign`).
+
+Under a process group each rank walks over its own samples, and the sums are those over all
+ranks (see `distributed`).
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,6 +22,7 @@ from torch import Tensor, nn
 
 from krylov_descent import probes
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples
+from krylov_descent.distributed import Ranks
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, Params
 from krylov_descent.parameters import FlatParameters
@@ -49,6 +54,19 @@ class Evaluation:
     normaliser: float
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A set of samples on all ranks together.
+
+    Attributes:
+        samples: how many there are.
+        normaliser: what the sum of their losses is divided by.
+    """
+
+    samples: int
+    normaliser: float
+
+
 class Objective:
     """Model, loss and L2 as a function of one flat vector over a stream of batches.
 
@@ -70,6 +88,9 @@ class Objective:
     Cost: a value is one forward pass, a gradient one forward and one backward pass over the
     samples, the squares about one third more for stacks of Linear layers. Memory: activations
     of one micro-batch and two vectors of n numbers for each of gradient and squares.
+
+    Under an initialised process group every rank gives its own part of the samples, which may be
+    empty, and gets the result over all of them. So all ranks must make the same calls.
     """
 
     def __init__(
@@ -92,6 +113,7 @@ class Objective:
         self._micro_batch = micro_batch
         self._activation_memory = activation_memory
         self._findings: probes.Findings | None = None
+        self.ranks = Ranks(self.parameters.device)
 
     @property
     def parameters(self) -> FlatParameters:
@@ -122,53 +144,96 @@ class Objective:
     def value(self, data: Any) -> float:
         """f over the data."""
         sums = _Sums(self)
-        for batch in self.micro_batches(data):
-            with self.value_mode():
-                sums.add(batch, self.network.sample_losses(batch))
+        with self.ranks.own_work():
+            for batch in self.micro_batches(data):
+                with self.value_mode():
+                    sums.add(batch, self.network.sample_losses(batch))
         return sums.value()
 
     def losses(self, data: Any) -> Tensor:
-        """nᵢ of every sample, [N] in float64 on the CPU, L2 left out."""
+        """nᵢ of every sample of this rank, [N] in float64 on the CPU, L2 left out."""
         found = []
         for batch in self.micro_batches(data):
             with self.value_mode():
                 found.append(self.network.sample_losses(batch).detach().double())
         if not found:
+            if self.ranks.together:
+                return torch.empty(0, dtype=torch.float64)
             raise ValueError("`data` is empty: it must hold at least one sample")
         return torch.cat(found).cpu()
 
     def value_and_gradient(self, data: Any) -> Evaluation:
         """f and its gradient over the data."""
-        parameters = self.parameters
         sums = _Sums(self)
+        total: Tensor | None = None
+        with self.ranks.own_work():
+            total = self._add_gradients(sums, data)
+        return sums.evaluation(total, None)
+
+    def part_of_value_and_gradient(self, data: Any, normaliser: float) -> Evaluation:
+        """What this rank adds to f and its gradient; the L2 term is rank 0's. NaN if it failed.
+
+        Args:
+            data: this rank's samples.
+            normaliser: of all ranks' samples.
+        """
+        sums = _Sums(self)
+        total: Tensor | None = None
+        with self.ranks.own_work():
+            total = self._add_gradients(sums, data)
+        return sums.part(total, normaliser)
+
+    def _add_gradients(self, sums: "_Sums", data: Any) -> Tensor | None:
         total: Tensor | None = None
         for batch in self.micro_batches(data):
             losses = self.network.sample_losses(batch)
             sums.add(batch, losses)
-            total = parameters.add(total, self.network.gradients(losses))
-        return sums.evaluation(total, None)
+            total = self.parameters.add(total, self.network.gradients(losses))
+        return total
 
     def value_gradient_and_squares(self, data: Any) -> Evaluation:
         """f, its gradient and the mean of squared per-sample gradients, in one walk."""
-        recorded = self._recorded_squares(data)
-        if recorded is not None:
-            return recorded
         parameters = self.parameters
         sums = _Sums(self)
         total: Tensor | None = None
         total_squares: Tensor | None = None
-        for batch in self.micro_batches(data):
-            losses, gradients, squares = self._squares.of_batch(batch, self.activation_memory)
-            sums.add(batch, losses)
-            total = parameters.add(total, gradients)
-            del gradients
-            total_squares = parameters.add(total_squares, squares)
-            del squares
-        return sums.evaluation(total, total_squares)
+        with self.ranks.own_work():
+            recorded = self._recorded_squares(data)
+            if recorded is not None:
+                batch, losses, total, total_squares = recorded
+                sums.add(batch, losses)
+            for batch in self.micro_batches(data) if recorded is None else ():
+                losses, gradients, squares = self._squares.of_batch(batch, self.activation_memory)
+                sums.add(batch, losses)
+                total = parameters.add(total, gradients)
+                del gradients
+                total_squares = parameters.add(total_squares, squares)
+                del squares
+        return sums.evaluation(total, total_squares, squared=True)
 
-    def _recorded_squares(self, data: Any) -> Evaluation | None:
-        """The same by a recording, once all is known about the model; None where there is none."""
-        batch = self.single_batch(as_samples(data))
+    def count(self, data: Any) -> Whole:
+        """The samples of all ranks together; two numbers are sent."""
+        size = normaliser = 0.0
+        with self.ranks.own_work():
+            for batch in self.micro_batches(data):
+                size += batch.size
+                normaliser += float(self.network.loss.normaliser(batch.targets, batch.size))
+        own = torch.tensor([size, normaliser], dtype=torch.float64)
+        size, normaliser = self.ranks.sum_numbers(own).tolist()
+        if normaliser == 0:
+            raise ValueError(
+                "a set has no sample that counts on any rank: it is empty, or every target is "
+                "ignored or has weight zero"
+            )
+        return Whole(int(size), normaliser)
+
+    def _recorded_squares(self, data: Any) -> tuple[Batch, Tensor, Tensor, Tensor] | None:
+        """By a recording, once all is known about the model; None where there is none.
+
+        Returns:
+            All samples as one batch, their losses, and the sums of gradients and of squares [n].
+        """
+        batch = self.single_batch(as_samples(data, may_be_empty=self.ranks.together))
         if batch is None or not self._squares.settled:
             return None
         if batch.size * self.findings.bytes_per_sample > LARGEST_RECORDED_ACTIVATIONS:
@@ -188,9 +253,7 @@ class Objective:
         if not bool(self.recordings.still_true(batch)):
             self.recordings.clear()
             return None
-        sums = _Sums(self)
-        sums.add(batch, losses)
-        return sums.evaluation(gradient.clone(), squares.clone())
+        return batch, losses, gradient.clone(), squares.clone()
 
     # Pieces for the other rooms -----------------------------------------------------------
 
@@ -208,7 +271,7 @@ class Objective:
     def micro_batches(self, data: Any, size: int | None = None) -> Iterator[Batch]:
         """The data in micro-batches on the parameters' device; probes the first one."""
         probed = False
-        for batch in as_samples(data).batches():
+        for batch in as_samples(data, may_be_empty=self.ranks.together).batches():
             if batch.size == 0:
                 continue
             if not probed:
@@ -233,6 +296,15 @@ class Objective:
             raise RuntimeError("the objective has not seen a batch yet")
         return self._findings
 
+    def epsilon(self) -> float:
+        """Machine epsilon of the forward pass, also on a rank that saw no sample of its own."""
+        if not self.ranks.together:
+            return self.findings.epsilon
+        known = self._findings is not None
+        own = [self.findings.epsilon if known else 0.0, float(known)]
+        total, ranks = self.ranks.sum_numbers(torch.tensor(own, dtype=torch.float64)).tolist()
+        return float(total / ranks)
+
     @property
     def micro_batch(self) -> int:
         """The most samples handled at a time."""
@@ -246,7 +318,10 @@ class Objective:
 
 
 class _Sums:
-    """Σ nᵢ and Σ wᵢ in float64 on the device, read by the host once at the end."""
+    """Σ nᵢ and Σ wᵢ in float64 on the device, read by the host once at the end.
+
+    Of this rank until they are read, and then of all ranks.
+    """
 
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
@@ -262,30 +337,61 @@ class _Sums:
     def value(self) -> float:
         return self._read()[0]
 
-    def evaluation(self, gradient: Tensor | None, squares: Tensor | None) -> Evaluation:
-        """Divide the sums by what they are means over, in place, and add the L2 term."""
+    def evaluation(
+        self, gradient: Tensor | None, squares: Tensor | None, *, squared: bool = False
+    ) -> Evaluation:
+        """Divide the sums by what they are means over, in place, and add the L2 term.
+
+        Args:
+            gradient: sum over this rank's samples; None where it has none.
+            squares: likewise.
+            squared: whether squares are wanted.
+        """
         value, normaliser = self._read()
-        parameters = self._objective.parameters
-        nothing = torch.empty(0, dtype=parameters.dtype, device=parameters.device)
-        if gradient is not None:
-            gradient.div_(normaliser)
-            parameters.add_decay(gradient)
-        if squares is not None:
+        parameters, ranks = self._objective.parameters, self._objective.ranks
+        gradient = ranks.sum_vector(self._or_zeros(gradient)).div_(normaliser)
+        parameters.add_decay(gradient)
+        if squared:
             # The sample's part of the mean is nᵢN/W, so its square is nᵢ²N²/W², over N.
+            squares = ranks.sum_vector(self._or_zeros(squares))
             squares.mul_(self._samples / normaliser**2)
-        return Evaluation(
-            value,
-            nothing if gradient is None else gradient,
-            nothing if squares is None else squares,
-            self._samples,
-            normaliser,
-        )
+        else:
+            squares = gradient.new_empty(0)
+        return Evaluation(value, gradient, squares, self._samples, normaliser)
+
+    def part(self, total: Tensor | None, normaliser: float) -> Evaluation:
+        """The same of this rank's samples alone, divided by what all ranks' are divided by."""
+        parameters, ranks = self._objective.parameters, self._objective.ranks
+        gradient = self._or_zeros(total).div_(normaliser)
+        value = self._own_numbers()[0] / normaliser
+        if ranks.leads:
+            value += parameters.decay_value()
+            parameters.add_decay(gradient)
+        if ranks.failed:
+            value = math.nan
+            gradient.fill_(value)
+        return Evaluation(value, gradient, gradient.new_empty(0), self._samples, normaliser)
+
+    def _or_zeros(self, vector: Tensor | None) -> Tensor:
+        parameters = self._objective.parameters
+        if vector is not None:
+            return vector
+        return torch.zeros(parameters.numel, dtype=parameters.dtype, device=parameters.device)
+
+    def _own_numbers(self) -> tuple[float, float]:
+        numerator = normaliser = 0.0
+        # Where a GPU failed on the way, this is where the host learns of it.
+        with self._objective.ranks.own_work():
+            numerator = float(torch.stack(self._numerators).sum()) if self._numerators else 0.0
+            normaliser = float(sum(float(w) for w in self._normalisers))
+        return numerator, normaliser
 
     def _read(self) -> tuple[float, float]:
+        own = torch.tensor([*self._own_numbers(), self._samples], dtype=torch.float64)
+        numerator, normaliser, samples = self._objective.ranks.sum_numbers(own).tolist()
+        self._samples = int(samples)
         if not self._samples:
             raise ValueError("`data` is empty: it must hold at least one sample")
-        numerator = float(torch.stack(self._numerators).sum())
-        normaliser = float(sum(float(w) for w in self._normalisers))
         if normaliser == 0:
             raise ValueError(
                 "every target is ignored or has weight zero: the mean loss is not defined"

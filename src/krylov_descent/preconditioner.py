@@ -29,6 +29,14 @@ class Preconditioner(Protocol):
 
 
 @runtime_checkable
+class EntrywisePreconditioner(Preconditioner, Protocol):
+    """One that acts on each entry by itself, and so on a part of a vector."""
+
+    def solve_part(self, vector: Tensor, part: slice) -> Tensor:
+        """D⁻¹ on a part of a vector, as a new vector."""
+
+
+@runtime_checkable
 class InPlace(Preconditioner, Protocol):
     """A preconditioner whose `solve` is kernels alone: on a GPU it is recorded with the basis."""
 
@@ -73,6 +81,10 @@ class FisherDiagonal:
         """The vector divided by D, entry by entry."""
         return vector / self.diagonal
 
+    def solve_part(self, vector: Tensor, part: slice) -> Tensor:
+        """A part of a vector divided by that part of D."""
+        return vector / self.diagonal[part]
+
 
 class Identity:
     """D = 1: no preconditioning."""
@@ -85,6 +97,10 @@ class Identity:
 
     def solve(self, vector: Tensor) -> Tensor:
         """The vector itself, copied."""
+        return vector.clone()
+
+    def solve_part(self, vector: Tensor, part: slice) -> Tensor:
+        """The part itself, copied."""
         return vector.clone()
 
 

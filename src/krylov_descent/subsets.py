@@ -14,7 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from krylov_descent.batches import Batch, InMemory, Samples, join
+from krylov_descent.batches import Batch, InMemory, Nothing, Samples, join
+from krylov_descent.distributed import Ranks, Shard
 
 Size = int | float | Literal["auto", "paper"]
 # Below this a tenth of the samples is too few to say anything about curvature.
@@ -108,19 +109,33 @@ def _is_size(size: object) -> bool:
 
 
 def draw(
-    samples: Samples, sizes: SubsetSizes, generator: torch.Generator
-) -> tuple[InMemory, InMemory]:
-    """B and C from samples that are indexed; disjoint where both fit, else as far as possible."""
-    total = len(samples)
+    samples: Samples,
+    sizes: SubsetSizes,
+    generator: torch.Generator,
+    shard: Shard | None = None,
+) -> tuple[Samples, Samples]:
+    """B and C from samples that are indexed; disjoint where both fit, else as far as possible.
+
+    Args:
+        samples: of this rank.
+        sizes: of B and C on all ranks together.
+        generator: in the same state on every rank.
+        shard: where the samples lie among those of all ranks; they are all of them if left out.
+            The indices are drawn from all, and each rank takes what it has of them.
+    """
+    shard = shard or Shard(0, len(samples), len(samples))
+    total = shard.total
     wanted_b, wanted_c = sizes.of(total)
     order = torch.randperm(total, generator=generator)
-    curvature = _select(samples, order[:wanted_b])
+    curvature = _select(samples, shard.own(order[:wanted_b]))
     if wanted_b == wanted_c == total:
         return curvature, curvature
-    return curvature, _select(samples, order[total - wanted_c :])
+    return curvature, _select(samples, shard.own(order[total - wanted_c :]))
 
 
-def _select(samples: Samples, indices: Tensor) -> InMemory:
+def _select(samples: Samples, indices: Tensor) -> Samples:
+    if len(indices) == 0:
+        return Nothing()
     if isinstance(samples, InMemory) and len(indices) == len(samples):
         return samples  # all of them: no copy
     return samples.select(indices)
@@ -130,10 +145,24 @@ class Reservoir(Samples):
     """A stream that keeps a random part of what flows through it.
 
     Walk over `batches` once, then ask for `draw`.
+
+    Args:
+        stream: of this rank.
+        sizes: of B and C, on all ranks together.
+        generator: of the keys.
+        ranks: among which the samples with the smallest keys are found; alone if left out. The
+            generator must be another one on each.
     """
 
-    def __init__(self, stream: Samples, sizes: SubsetSizes, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        stream: Samples,
+        sizes: SubsetSizes,
+        generator: torch.Generator,
+        ranks: Ranks | None = None,
+    ) -> None:
         self._stream, self._sizes, self._generator = stream, sizes, generator
+        self._ranks = ranks or Ranks(torch.device("cpu"))
         self._kept: list[tuple[Tensor, Batch]] = []
         self._seen = 0
 
@@ -147,18 +176,35 @@ class Reservoir(Samples):
                 self._kept.append((keys, batch))
                 self._prune()
 
-    def draw(self) -> tuple[InMemory, InMemory]:
+    def draw(self) -> tuple[Samples, Samples]:
         """B and C, disjoint where both fit."""
-        wanted_b, wanted_c = self._sizes.of(self._seen)
-        keys = torch.cat([keys for keys, _ in self._kept])
+        ranks = self._ranks
+        own = torch.cat([torch.empty(0, dtype=torch.float64), *(keys for keys, _ in self._kept)])
+        everyone = ranks.gather_numbers(own)
+        before = sum(len(keys) for keys in everyone[: ranks.rank])
+        keys = torch.cat(everyone)
+        shard = Shard(before, len(own), len(keys))
+        total = ranks.shard(self._seen).total
+        wanted_b, wanted_c = self._sizes.of(total)
+        order = keys.argsort()[: wanted_b + wanted_c]
+        sets: tuple[Samples, Samples] = (Nothing(), Nothing())
+        with ranks.own_work():
+            held = self._held(len(own))
+            sets = held, held
+            if not wanted_b == wanted_c == total:
+                sets = (
+                    _select(held, shard.own(order[:wanted_b])),
+                    _select(held, shard.own(order[-wanted_c:])),
+                )
+        self._kept = []
+        return sets
+
+    def _held(self, size: int) -> Samples:
+        if not self._kept:
+            return Nothing()
         inputs = join([batch.inputs for _, batch in self._kept])
         targets = join([batch.targets for _, batch in self._kept])
-        order = keys.argsort()[: wanted_b + wanted_c]
-        held = InMemory(Batch(inputs, targets, len(keys)))
-        self._kept = []
-        if wanted_b == wanted_c == self._seen:
-            return held, held
-        return _select(held, order[:wanted_b]), _select(held, order[-wanted_c:])
+        return InMemory(Batch(inputs, targets, size))
 
     def _prune(self) -> None:
         """Drop what can no longer be among the smallest keys wanted at the end.

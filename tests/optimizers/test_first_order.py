@@ -1,6 +1,7 @@
 """Torch's optimisers behind the adapter, number for number as without it."""
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def by_hand(
     orders: list[Tensor],
     batch_size: int,
     rates: list[float] | None = None,
+    clip: float | None = None,
 ) -> list[float]:
     """The loop that everyone writes; the mean loss of each epoch."""
     inputs, targets = classes()
@@ -36,6 +38,11 @@ def by_hand(
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(inputs[rows]), targets[rows])
             loss.backward()
+            if clip is not None:
+                gradients = [p.grad for p in model.parameters() if p.grad is not None]
+                length = float(torch.cat([g.reshape(-1) for g in gradients]).norm())
+                for gradient in gradients:
+                    gradient.mul_(min(1.0, clip / length))
             optimizer.step()
             total += loss.item() * len(rows)
             made += 1
@@ -103,6 +110,22 @@ def test_the_linear_schedule_falls_to_zero() -> None:
     assert torch.equal(parameters_of(model), before)
 
 
+@pytest.mark.parametrize("clip", [0.05, 1e6])
+def test_long_gradients_are_clipped(clip: float) -> None:
+    model, other, unclipped = net(), net(), net()
+    make = partial(FirstOrder, optimizer=torch.optim.SGD, lr=0.5, batch_size=16)
+    adapter = make(model, nn.CrossEntropyLoss(), clip_norm=clip)
+    orders = orders_of(adapter, 2)
+    for _ in range(2):
+        adapter.step(classes())
+    by_hand(other, torch.optim.SGD(other.parameters(), lr=0.5), orders, 16, clip=clip)
+    torch.testing.assert_close(parameters_of(model), parameters_of(other), rtol=1e-5, atol=1e-6)
+    free = make(unclipped, nn.CrossEntropyLoss())
+    for _ in range(2):
+        free.step(classes())
+    assert torch.equal(parameters_of(model), parameters_of(unclipped)) == (clip == 1e6)
+
+
 def test_a_dotted_path_is_the_class() -> None:
     models = net(), net()
     named: list[Any] = ["torch.optim.NAdam", torch.optim.NAdam]
@@ -128,6 +151,7 @@ def test_lbfgs_is_sent_to_its_own_adapter() -> None:
     ("options", "name"),
     [
         ({"batch_size": 0}, "batch_size"),
+        ({"clip_norm": 0.0}, "clip_norm"),
         ({"schedule": "cosine"}, "schedule"),
         ({"schedule": "linear"}, "epochs"),
         ({"schedule": "linear", "epochs": 0}, "epochs"),

@@ -27,7 +27,9 @@ SETTINGS: list[dict[str, Any]] = [
     {"curvature": "hessian", "weight_decay": 1e-3},
     {"micro_batch": 3, "lr": 0.9},
     {"activation_memory": 1000, "preconditioner": "identity"},  # nothing fits: graphs rebuilt
+    {"basis": "sharded"},  # by itself a process holds all slices
 ]
+ROUNDED = {"basis_dtype": torch.bfloat16}
 TOO_MUCH = {"preconditioner": "two vectors more"}
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -113,6 +115,12 @@ def test_a_step_takes_at_most_k_plus_8_vectors(
 
 
 @needs_linux
+def test_a_basis_in_bfloat16_takes_half_the_memory(peaks: dict[str, float]) -> None:
+    blocks = 3 / 16 * (K + 1)  # that are converted at a time
+    assert peaks[str(ROUNDED)] < peaks[str({})] - (K + 1) / 2 + blocks + 1
+
+
+@needs_linux
 def test_two_vectors_more_would_be_noticed(peaks: dict[str, float]) -> None:
     assert peaks[str(TOO_MUCH)] > K + 8
 
@@ -149,6 +157,5 @@ def test_the_micro_batch_is_sized_to_the_memory_for_activations() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     build({}).step(data())  # code and workspaces are loaded
-    print(
-        json.dumps({str(settings): peak_in_vectors(settings) for settings in [*SETTINGS, TOO_MUCH]})
-    )
+    measured = [*SETTINGS, ROUNDED, TOO_MUCH]
+    print(json.dumps({str(settings): peak_in_vectors(settings) for settings in measured}))

@@ -13,12 +13,16 @@ import typer
 
 from krylov_descent.cli import exhibits, listing, reporting, training, words
 from krylov_descent.cli.running import complaints
+from krylov_descent.distributed import CommunicationError, RankError
 from krylov_descent.laboratory.checkpoint import CheckpointError
 from krylov_descent.laboratory.record import RunFolderError
 from krylov_descent.laboratory.sources import DataError
+from krylov_descent.torchrun import under_torchrun
 
 EXPECTED = (
     CheckpointError,
+    CommunicationError,
+    RankError,
     DataError,
     RunFolderError,
     ValueError,  # unknown names and values out of range
@@ -33,6 +37,7 @@ COMMANDS: dict[Callable[..., None], tuple[str, ...]] = {
         "ksd train curves --set dimension=80 --problem-set code_size=6",
         "ksd train curves --optimizer torch.optim.RMSprop --set lr=1e-3",
         "ksd train --resume runs/hf --seconds 600",
+        "torchrun --nproc-per-node 4 -m krylov_descent train curves --device cuda",
     ),
     training.compare: (
         "ksd compare curves --small --seconds 15",
@@ -87,7 +92,12 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: the words after `ksd`; those of the process by default.
     """
+    words = sys.argv[1:] if arguments is None else arguments
     try:
+        if under_torchrun() and words[:1] not in (["train"], ["--help"]):
+            raise ValueError(
+                f"torchrun is for `train`: start `ksd {' '.join(words[:1])}` by itself"
+            )
         app(arguments, prog_name="ksd")
     except EXPECTED as problem:
         complaints.print(

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from krylov_descent.distributed import Ranks
 from krylov_descent.laboratory.contenders import contender
 from krylov_descent.laboratory.fitting import fit_yardstick
 from krylov_descent.laboratory.problems.problem import Problem
@@ -22,6 +23,11 @@ EXIT_INTERRUPTED = 130
 CHECKPOINT_SECONDS = 30.0
 
 console, complaints = Console(), Console(stderr=True)
+
+
+def only_the_first_speaks(ranks: Ranks) -> None:
+    """Of several processes rank 0 prints; what goes wrong on another one it is told."""
+    console.quiet = complaints.quiet = not ranks.leads
 
 
 def say(line: str) -> None:

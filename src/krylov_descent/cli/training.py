@@ -34,18 +34,28 @@ from krylov_descent.cli.running import (
     CHECKPOINT_SECONDS,
     EXIT_INTERRUPTED,
     is_there,
+    only_the_first_speaks,
     resume_command,
     run,
     say,
     say_interrupted,
     show_outcomes,
 )
+from krylov_descent.distributed import Ranks
 from krylov_descent.laboratory.contenders import competitor
 from krylov_descent.laboratory.gallery import reconstructions
+from krylov_descent.laboratory.problems.problem import Problem as LoadedProblem
 from krylov_descent.laboratory.record import RunFolder
 from krylov_descent.laboratory.report import write_report
-from krylov_descent.laboratory.runs import RunSettings, check_same, load, settings_of
+from krylov_descent.laboratory.runs import (
+    RunSettings,
+    check_same,
+    find_device,
+    load,
+    settings_of,
+)
 from krylov_descent.laboratory.training import Ending, Limits
+from krylov_descent.torchrun import joined, restarted_by_torchrun
 
 # The settings that a recorded run already has, by the command's own names for them.
 RECORDED = {
@@ -88,6 +98,9 @@ def train(
     The run folder holds the configuration, the metrics of each iteration and a checkpoint. Ctrl-C
     ends after the iteration under way and saves; --resume goes on as if nothing had happened.
     Without limits a run ends when the validation error has stopped falling.
+
+    With torchrun each process takes its part of the data and trains on a device of its own; the
+    processes that it starts anew after a failure go on from the last checkpoint.
     """
     asked = RunSettings(
         problem=problem or "",
@@ -117,19 +130,31 @@ def train(
     else:
         name = f"{problem}{'-small' if small else ''}-{optimizer}-{seed}"
         run_folder, settings = RunFolder(folder or Path("runs") / name), asked
-    loaded = load(settings, data)
-    ending = run(
-        settings,
-        loaded,
-        run_folder,
-        resume=resume is not None,
-        tensorboard=tensorboard,
-        checkpoint_seconds=checkpoint_seconds,
-    )
+    with joined(settings.device):
+        ranks = Ranks(find_device(settings.device))
+        only_the_first_speaks(ranks)
+        loaded = load(settings, data)
+        # Processes that torchrun starts anew go on with the run that the first ones began.
+        going_on = resume is not None or (restarted_by_torchrun() and run_folder.started)
+        ending = run(
+            settings,
+            loaded,
+            run_folder,
+            resume=bool(ranks.share(going_on)),
+            tensorboard=tensorboard,
+            checkpoint_seconds=checkpoint_seconds,
+        )
+    if ranks.leads:
+        _tell(ending, loaded, run_folder)
+    if ending is Ending.INTERRUPTED:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _tell(ending: Ending, problem: LoadedProblem, run_folder: RunFolder) -> None:
     if ending is Ending.INTERRUPTED:
         say_interrupted(run_folder, resume_command(run_folder))
-        raise typer.Exit(EXIT_INTERRUPTED)
-    show_outcomes(loaded, [run_folder])
+        return
+    show_outcomes(problem, [run_folder])
     say(f"It ended because {ending.value}.")
     say(f"Run folder: {run_folder.path}")
 

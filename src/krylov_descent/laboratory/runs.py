@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import krylov_descent
+from krylov_descent.distributed import Ranks
 from krylov_descent.laboratory.choices import unknown_name
 from krylov_descent.laboratory.contenders import competitor, contender
 from krylov_descent.laboratory.events import with_events
@@ -143,33 +144,37 @@ def prepare(
         tensorboard: write events into the folder too.
         checkpoint_seconds: between checkpoints.
     """
+    ranks = Ranks(find_device(settings.device))
     settings = replace(settings, initialization=settings.initialization or problem.initialization)
     if settings.initialization not in problem.initializations:
         raise unknown_name("initialisation", str(settings.initialization), problem.initializations)
-    if resume:
+    if resume and ranks.leads:
         check_same(folder, settings)
     where = find_device(settings.device), find_dtype(settings.dtype)
     # What is wrong with the settings is found here, before pretraining and before anything is
     # written; the starting weights come last.
     model = problem.make_model(settings.seed, "torch", *where)
+    optimizer = contender(settings.optimizer).make(
+        problem, model, settings.seed, settings.optimizer_options
+    )
+    if ranks.size > 1 and not optimizer.data_parallel:
+        raise ValueError(
+            f"{settings.optimizer!r} cannot be run on {ranks.size} ranks, as it does not sum over "
+            "them: choose ksd, hf or ncg, or start it without torchrun"
+        )
     training = Training(
-        problem,
+        problem.part(ranks.rank, ranks.size),
         model,
-        contender(settings.optimizer).make(
-            problem, model, settings.seed, settings.optimizer_options
-        ),
+        optimizer,
         folder,
         settings.limits,
-        on_row=with_events(folder.path, on_row) if tensorboard else on_row,
+        on_row=with_events(folder.path, on_row) if tensorboard and ranks.leads else on_row,
         checkpoint_seconds=checkpoint_seconds,
     )
-    config = describe(settings, problem, folder)
-    if resume:
-        going_on = training.resume()
-        folder.go_on(config)
-    else:
-        going_on = False
-        folder.begin(config)
+    config = describe(settings, problem, folder) | {"ranks": ranks.size}
+    going_on = training.resume() if resume else False
+    if ranks.leads:
+        folder.go_on(config) if resume else folder.begin(config)
     if not going_on:
         start = problem.make_model(
             settings.seed, settings.initialization, *where, report=on_pretraining

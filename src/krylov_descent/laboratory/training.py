@@ -3,6 +3,9 @@
 Seconds are those of the steps alone; measuring errors and writing checkpoints is not training.
 A run goes on exactly where its checkpoint is: what was recorded after it is dropped and done
 again, with the same numbers.
+
+On several ranks each has its own part of the data, and errors are those of all parts. Rank 0
+alone reads and writes the folder, and decides when time is over.
 """
 
 import math
@@ -96,6 +99,7 @@ class Training:
         checkpoint_seconds: float = 30.0,
     ) -> None:
         self.problem, self.model, self.optimizer = problem, model, optimizer
+        self._ranks = optimizer.objective.ranks
         self.folder, self.limits, self._on_row = folder, limits, on_row
         self._checkpoint_seconds = checkpoint_seconds
         self._rows: list[Row] = []
@@ -112,12 +116,10 @@ class Training:
         Raises:
             CheckpointError: the checkpoint is lost, damaged or of another network.
         """
-        path = self.folder.checkpoint
-        # The first checkpoint follows the first row at once.
-        if not path.exists() and len(self.folder.rows()) <= 1:
-            self.folder.rewind(-1)
+        state = self._ranks.share(self._saved_state() if self._ranks.leads else None)
+        if state is None:
             return False
-        state = load_checkpoint(path, next(self.model.parameters()).device)
+        path = self.folder.checkpoint
         try:
             iteration = int(state["iteration"])
             self._best, self._refused = state["best"], state["refused"]
@@ -129,8 +131,17 @@ class Training:
                 f"({type(problem).__name__}): put the right one in its place, or start again in "
                 "another folder"
             ) from problem
-        self._rows = self.folder.rewind(iteration)
+        self._rows = self._ranks.share(self.folder.rewind(iteration) if self._ranks.leads else None)
         return True
+
+    def _saved_state(self) -> dict[str, Any] | None:
+        """What the last checkpoint holds; None if the run was ended before its first one."""
+        path = self.folder.checkpoint
+        # The first checkpoint follows the first row at once.
+        if not path.exists() and len(self.folder.rows()) <= 1:
+            self.folder.rewind(-1)
+            return None
+        return load_checkpoint(path, next(self.model.parameters()).device)
 
     def run(self) -> Ending:
         """Train until a limit; the model ends with the parameters of the last iteration."""
@@ -142,16 +153,19 @@ class Training:
             started = time.perf_counter()
             result = self.optimizer.step(self.problem.train)
             _wait_for_device(self.model)
-            self._record(result, time.perf_counter() - started)
+            self._record(result, self._ranks.agreed_number(time.perf_counter() - started))
             if time.monotonic() - saved > self._checkpoint_seconds:
                 self.save()
                 saved = time.monotonic()
         self.save()
-        self.folder.finish(self._outcome(ending))
+        if self._ranks.leads:
+            self.folder.finish(self._outcome(ending))
         return ending
 
     def save(self) -> None:
         """Write the checkpoint of the last recorded iteration."""
+        if not self._ranks.leads:
+            return
         self.folder.sync()
         save_atomically(
             {
@@ -185,7 +199,8 @@ class Training:
             self._refused = 0 if result.status.moved else self._refused + 1
         self._keep_best(row)
         self._rows.append(row)
-        self.folder.append(row)
+        if self._ranks.leads:
+            self.folder.append(row)
         if self._on_row is not None:
             self._on_row(row, result)
 
@@ -203,7 +218,10 @@ class Training:
         total = torch.zeros((), dtype=torch.float64, device=inputs.device)
         for x, y in zip(inputs.split(METRIC_BATCH), targets.split(METRIC_BATCH), strict=True):
             total += self.problem.metric.per_sample(self.model(x), y).sum(dtype=torch.float64)
-        return float(total) / len(inputs)
+        own = torch.tensor([float(total), len(inputs)], dtype=torch.float64)
+        with self._ranks.phase("metrics"):
+            error, samples = self._ranks.sum_numbers(own).tolist()
+        return float(error / samples)
 
     def _keep_best(self, row: Row) -> None:
         error = row["validation"]
@@ -217,7 +235,8 @@ class Training:
 
     def _ending(self) -> Ending | None:
         last, limits = self._rows[-1], self.limits
-        if self.interrupted:
+        interrupted = torch.tensor([float(self.interrupted)], dtype=torch.float64)
+        if float(self._ranks.sum_numbers(interrupted)):
             return Ending.INTERRUPTED
         error = last["validation"]
         if limits.target is not None and error is not None and error < limits.target:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from krylov_descent.batches import Samples, as_samples
+from krylov_descent.batches import Samples, Unusable, as_samples
+from krylov_descent.likeness import check_alike
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
@@ -24,6 +25,8 @@ from krylov_descent.probes import buffers_kept
 
 # An odd number with well-spread bits, so that neighbouring seeds share no step's generator.
 SEED_STRIDE = 0x9E3779B97F4A7C15
+# And so that a rank's generator is none that a neighbouring seed has on another rank.
+RANK_STRIDE = 1_000_003
 
 
 class DataOptimizer(torch.optim.Optimizer):
@@ -40,6 +43,9 @@ class DataOptimizer(torch.optim.Optimizer):
         activation_memory: see `Objective`.
         cuda_graphs: see `Objective`.
     """
+
+    # Whether a step sums over the ranks of a process group.
+    data_parallel = False
 
     # Tells GradScaler to call `step` itself, which then can refuse it in a clear sentence.
     _step_supports_amp_scaling = True
@@ -99,9 +105,13 @@ class DataOptimizer(torch.optim.Optimizer):
         """How many steps were made so far, refused ones included."""
         return int(self.param_groups[0]["steps"])
 
-    def _generator(self) -> torch.Generator:
-        """Random numbers of this step alone, so that resuming needs only seed and counter."""
-        seed = int(self.param_groups[0]["seed"])
+    def _generator(self, rank: int = 0) -> torch.Generator:
+        """Random numbers of this step alone, so that resuming needs only seed and counter.
+
+        Args:
+            rank: another one gives other numbers.
+        """
+        seed = int(self.param_groups[0]["seed"]) + rank * RANK_STRIDE
         return torch.Generator().manual_seed((seed * SEED_STRIDE + self.steps) % 2**63)
 
     def _wants_to_step(self, data: Any, closure: Any) -> bool:
@@ -140,11 +150,46 @@ class DataOptimizer(torch.optim.Optimizer):
     @contextmanager
     def _working(self) -> Iterator[Objective]:
         """Autograd on, autocast for the forward pass alone, buffers as before at the end."""
-        self.objective.refresh(self.param_groups)
+        ranks = self.objective.ranks
+        self.check_group()
+        with ranks.own_work():
+            self.objective.refresh(self.param_groups)
+        if ranks.together:
+            check_alike(ranks, self._description(), self.objective.parameters.tensors)
         network = self.objective.network
         with torch.enable_grad(), network.algebra(), buffers_kept(network.model):
             yield self.objective
+        ranks.raise_own_failure()
         self.param_groups[0]["steps"] = self.steps + 1
+
+    def check_group(self) -> None:
+        """Refuse a process group that came too late, or one that the method does not sum over."""
+        name, ranks = type(self).__name__, self.objective.ranks
+        ranks.check_group(name)
+        if ranks.size > 1 and not self.data_parallel:
+            raise RuntimeError(
+                f"{name} does not sum over ranks, and there are {ranks.size}: train with KSD, "
+                "HessianFree or NonlinearCG, or in one process"
+            )
+
+    def _options(self) -> dict[str, Any]:
+        """Settings that are no entry of a parameter group and must be the same on all ranks."""
+        return {}
+
+    def _description(self) -> dict[str, str]:
+        """All that must be the same on every rank, as words."""
+        parameters, names = self.objective.parameters, self.objective.network.names
+        told: dict[str, Any] = {"the optimiser": type(self).__name__, **self._options()}
+        loss = self.objective.network.loss.module
+        told["the loss"] = getattr(loss, "__qualname__", type(loss).__name__)
+        told["the number of parameter tensors"] = len(names)
+        for name, p in zip(names, parameters.tensors, strict=True):
+            told[f"the parameter {name}"] = f"{tuple(p.shape)} {p.dtype}"
+        for index, group in enumerate(self.param_groups):
+            for key, value in group.items():
+                if key not in ("params", "param_names"):
+                    told[f"`{key}` of parameter group {index}"] = value
+        return {name: str(value) for name, value in told.items()}
 
     def _get_vector(self, key: str) -> Tensor | None:
         """Per-parameter state as one flat vector; None where it is zero or not there."""
@@ -196,15 +241,28 @@ class DataOptimizer(torch.optim.Optimizer):
             for p, gradient in zip(tensors, before, strict=True):
                 p.grad = gradient
 
+    def _samples(self, data: Any, argument: str = "data", *, repeatable: bool = False) -> Samples:
+        """The data, or this rank's share of them, which may be empty.
+
+        With several ranks what is wrong is told in the first sum over them, and ends them all.
+        """
+        ranks = self.objective.ranks
+        try:
+            if repeatable and isinstance(data, Iterator):
+                raise TypeError(
+                    f"{type(self).__name__} walks over `{argument}` several times in a step, and a "
+                    f"{type(data).__name__} can be walked over only once: give (inputs, targets), "
+                    "a Dataset, a DataLoader or a list of batches"
+                )
+            return as_samples(data, argument, may_be_empty=ranks.together)
+        except Exception as problem:
+            if not ranks.together:
+                raise
+            return Unusable(problem)
+
     def _repeatable(self, data: Any) -> Samples:
         """The data for a method that walks over them several times in a step."""
-        if isinstance(data, Iterator):
-            raise TypeError(
-                f"{type(self).__name__} walks over `data` several times in a step, and a "
-                f"{type(data).__name__} can be walked over only once: give (inputs, targets), a "
-                "Dataset, a DataLoader or a list of batches"
-            )
-        return as_samples(data)
+        return self._samples(data, repeatable=True)
 
 
 class Stopwatch:

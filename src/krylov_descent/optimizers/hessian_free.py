@@ -6,7 +6,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.batches import Samples, as_samples
+from krylov_descent.batches import Nothing, Samples
 from krylov_descent.chunks import ChunkSize, check_chunk_size, chunk_length, cycled_chunk
 from krylov_descent.conjugate_gradient import CGIterate, CGResult, CGStop, conjugate_gradient
 from krylov_descent.curvature import Curvature, CurvatureKind
@@ -61,6 +61,9 @@ class HessianFree(DataOptimizer):
         cuda_graphs: on a GPU, record products and evaluations once and replay them; False to run
             them as they are.
 
+    Under an initialised process group (`torchrun`) each rank gives its own part of the data to
+    `step` and gets the result of one process on all of them.
+
     The ratio ρ compares with the objective on all the data, whose value is known anyway; the
     gradient in the quadratic is that of all the data too, and its curvature that of the chunk.
 
@@ -75,6 +78,8 @@ class HessianFree(DataOptimizer):
         >>> for _ in range(30):
         ...     print(optimizer.step((inputs, targets)))
     """
+
+    data_parallel = True
 
     def __init__(
         self,
@@ -155,6 +160,13 @@ class HessianFree(DataOptimizer):
             self.param_groups[0]["chunk_position"] = step.next_position
         return result
 
+    def _options(self) -> dict[str, Any]:
+        return {
+            "`curvature`": self.curvature.kind,
+            "`chunk_size`": self.chunk_size,
+            "`cg_iterations`": self.cg_iterations,
+        }
+
     def _create_state(self) -> None:
         self._zero_state(LAST_ITERATE)
 
@@ -164,6 +176,7 @@ class _Step:
 
     def __init__(self, optimizer: HessianFree, objective: Objective, data: Samples) -> None:
         self.optimizer, self.objective, self.data = optimizer, objective, data
+        self.ranks = objective.ranks
         self.damping = optimizer.damping
         self.next_position = int(optimizer.param_groups[0]["chunk_position"])
         self.account = Account()
@@ -173,9 +186,11 @@ class _Step:
         """Martens' Algorithm 2, with what his Section 4 adds to it."""
         account = self.account
         account.note(damping=self.damping)
+        self.ranks.enter("gradient")
         # Gradient, and the diagonal of the empirical Fisher matrix for the preconditioner.
         found = self.objective.value_gradient_and_squares(self.data)
-        self.total, norm = found.samples, float(found.gradient.norm())
+        norm = self.ranks.agreed_number(float(found.gradient.norm()))
+        self.total = found.samples
         account.note(loss=found.value, gradient_norm=norm)
         account.note(samples=self.total, objective_samples=self.total)
         account.count(self.total)
@@ -189,20 +204,24 @@ class _Step:
             return account.refused(Status.STATIONARY)
 
         # d ≈ -(H + λI)⁻¹g, all along the way of CG.
+        self.ranks.enter("cg")
         solution = self.minimize_quadratic(found, chunk)
         if solution.stop is CGStop.NOT_FINITE:
+            self.ranks.end_together()  # with an error, if that is what made a product NaN
             # A start that leads there must not be used again.
             self.remember(-math.inf, torch.zeros_like(found.gradient))
             return account.refused(Status.NOT_FINITE, "a curvature product is not finite")
 
+        self.ranks.enter("search")
         theta = self.objective.parameters.copy()
         taken = None
         try:
             chosen, value = self.backtrack(theta, solution)
             # The quadratic without its damping; CG knows it with.
             predicted = chosen.value - 0.5 * self.damping * float(chosen.point.square().sum())
+            predicted = self.ranks.agreed_number(predicted)
             ratio = reduction_ratio(value - found.value, predicted)
-            slope = float(found.gradient @ chosen.point)
+            slope = self.ranks.agreed_number(float(found.gradient @ chosen.point))
             taken = self.search(theta, chosen.point, value, found.value, slope)
         finally:
             if taken is None:
@@ -220,12 +239,26 @@ class _Step:
     def chunk(self, curvature_data: Any) -> Samples:
         """The samples for the curvature; the next step's begin where these end."""
         if curvature_data is not None:
-            return as_samples(curvature_data, "curvature_data")
+            return self.optimizer._samples(curvature_data, "curvature_data")
         length = chunk_length(self.optimizer.chunk_size, self.total)
         position = self.next_position % self.total
         self.next_position = (position + length) % self.total
         seed = int(self.optimizer.param_groups[0]["seed"])
-        return cycled_chunk(self.data, self.total, length, position, seed)
+        shard = self.ranks.shard(self.own_samples())
+        found: Samples = Nothing()
+        with self.ranks.own_work():
+            found = cycled_chunk(self.data, self.total, length, position, seed, shard)
+        return found
+
+    def own_samples(self) -> int:
+        """How many samples this rank has."""
+        if self.data.indexed:
+            return len(self.data)
+        if self.ranks.size == 1:
+            return self.total
+        with self.ranks.own_work():
+            return sum(batch.size for batch in self.data.batches())
+        return 0
 
     def minimize_quadratic(self, found: Evaluation, chunk: Samples) -> CGResult:
         """CG on gᵀd + ½ dᵀ(H + λI)d, from where it ended in the last step."""
@@ -240,6 +273,7 @@ class _Step:
             solve=lambda v: v / preconditioner,
             start=None if start is None else start.mul_(START_DECAY),
             max_iterations=optimizer.cg_iterations,
+            agreed=self.ranks.agreed,
         )
         self.account.note(
             iterations=solution.last.iteration,
@@ -286,7 +320,8 @@ class _Step:
                 return None
         else:
             return None
-        step = direction * rate
+        self.ranks.enter("step")
+        step = self.ranks.agreed(direction * rate)
         if self.optimizer._scale_by_learning_rate(step):
             value = self.value_at(theta, step)
             # Values with and without autograd may differ by rounding: lr = 0 is no decrease.

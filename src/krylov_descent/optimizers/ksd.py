@@ -8,7 +8,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.batches import Samples, as_samples
+from krylov_descent.basis import Storage
+from krylov_descent.batches import InMemory, Nothing, Samples
 from krylov_descent.bfgs import BFGSResult, minimize_bfgs
 from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.losses import Loss
@@ -16,12 +17,17 @@ from krylov_descent.network import Forward
 from krylov_descent.objective import Evaluation, Objective
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.ksd_spaces import (
+    AnySubspace,
+    BasisKind,
+    Function,
+    Spaces,
+    objective_in,
+)
 from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.preconditioner import Preconditioner, make_preconditioner
-from krylov_descent.recorded_basis import recorded_basis
 from krylov_descent.subsets import Reservoir, Size, SubsetSizes, draw
-from krylov_descent.subspace import Coordinates, Subspace, krylov_basis
-from krylov_descent.subspace_objective import SubspaceObjective
+from krylov_descent.subspace import Coordinates
 
 PREVIOUS_STEP = "previous_step"
 SCALED_AWAY = "the step scaled by `lr` is no decrease; the parameters are unchanged"
@@ -64,6 +70,15 @@ class KSD(DataOptimizer):
         tf32: on a GPU, gradient, preconditioner and products in TensorFloat-32: several times as
             fast for large layers, with three digits. Evaluations keep torch's own setting, so what
             is minimised stays exact.
+        basis: "replicated" keeps the whole basis on every rank; "sharded" keeps a slice of each
+            vector, and sends vectors in each evaluation (see below).
+        basis_dtype: torch.bfloat16 to keep the basis in half the memory of float32.
+        basis_device: "cpu" to keep the basis in the host's (pinned) memory, from where it is
+            fetched in blocks.
+
+    Under an initialised process group (`torchrun`) each rank gives its own part of the data to
+    `step`, of any size, and gets the result of one process on all of them; B and C are drawn from
+    all of them. Every rank must call `step`, with the same model and options.
 
     Cost of a step, in gradients over one sample: |A|·4/3 + (K + 1)·|B|·4/3 + evaluations·|C|,
     with about K evaluations.
@@ -79,6 +94,19 @@ class KSD(DataOptimizer):
     | working vectors | 2 to 3 |
     | together at most | K + 8 |
 
+    The basis is what grows with K. It takes, in bytes for float32 parameters:
+
+    | how it is kept | where | bytes |
+    | --- | --- | --- |
+    | by default | with the parameters | 4(K + 1)n |
+    | `basis="sharded"`, R ranks | with the parameters, on each rank | 4(K + 1)n/R |
+    | `basis_dtype=torch.bfloat16` | with the parameters | 2(K + 1)n |
+    | `basis_device="cpu"` | with the host | 4(K + 1)n |
+
+    and the three can be combined. In bfloat16 and on the host, blocks of a sixteenth of it, of
+    64 MiB at most, come on top. A sharded basis sends about 2n numbers per evaluation, where
+    the replicated one sends K + 2.
+
     Activations: those of one micro-batch; for curvature products the graphs of all of B while
     they fit `activation_memory`, else they are rebuilt for each product (`graphs_kept`). With CUDA
     graphs, which are for models up to 16 MiB, the activations of B and C and up to four vectors
@@ -90,6 +118,8 @@ class KSD(DataOptimizer):
         ...     result = optimizer.step((inputs, targets))
         ...     print(result)
     """
+
+    data_parallel = True
 
     def __init__(
         self,
@@ -111,6 +141,9 @@ class KSD(DataOptimizer):
         activation_memory: int | None = None,
         cuda_graphs: bool = True,
         tf32: bool = False,
+        basis: BasisKind = "replicated",
+        basis_dtype: torch.dtype | None = None,
+        basis_device: torch.device | str | None = None,
     ) -> None:
         if dimension < 1:
             raise ValueError(f"`dimension` must be at least 1, found {dimension}")
@@ -136,6 +169,9 @@ class KSD(DataOptimizer):
         self.bfgs_iterations = bfgs_iterations
         self.epsilon = epsilon
         self.tf32 = tf32
+        like = self.objective.parameters.tensors[0]
+        storage = Storage.checked(basis_dtype, basis_device, like)
+        self.spaces = Spaces(basis, storage, self.preconditioner, dimension)
 
     @overload  # type: ignore[override]
     def step(self, data: None = None, *, closure: None = None) -> None: ...
@@ -178,6 +214,20 @@ class KSD(DataOptimizer):
         with self._working() as objective:
             return _Step(self, objective).run(data, curvature_data, objective_data)
 
+    def _options(self) -> dict[str, Any]:
+        return {
+            "`dimension`": self.dimension,
+            "`curvature`": self.curvature.kind,
+            "`preconditioner`": type(self.preconditioner).__name__,
+            "`subset_size`": self.subset_sizes,
+            "`bfgs_iterations`": self.bfgs_iterations,
+            "`epsilon`": self.epsilon,
+            "`tf32`": self.tf32,
+            "`basis`": self.spaces.basis,
+            "`basis_dtype`": self.spaces.storage.dtype,
+            "`basis_device`": self.spaces.storage.device,
+        }
+
     def _create_state(self) -> None:
         self._zero_state(PREVIOUS_STEP)
 
@@ -198,18 +248,19 @@ class _Step:
     """One step under way: the algorithm's variables and the account of what it cost."""
 
     def __init__(self, optimizer: KSD, objective: Objective) -> None:
-        self.optimizer, self.objective = optimizer, objective
+        self.optimizer, self.objective, self.ranks = optimizer, objective, objective.ranks
         self.account = Account()
 
     def run(self, data: Any, curvature_data: Any, objective_data: Any) -> StepResult:
         """Algorithm 3, lines 3 to 13."""
         account = self.account
         # Lines 3-5. The sets; gradient g and preconditioner D on A.
+        self.ranks.enter("gradient")
         with _matmul_in_tf32(self.optimizer.tf32):
             found, curvature_set, objective_set = self.gradient_and_sets(
                 data, curvature_data, objective_data
             )
-        norm = float(found.gradient.norm())
+        norm = self.ranks.agreed_number(float(found.gradient.norm()))
         account.note(gradient_norm=norm)
         if not math.isfinite(found.value):
             return account.refused(Status.NOT_FINITE, f"the loss on A is {found.value}")
@@ -219,21 +270,22 @@ class _Step:
             return account.refused(Status.STATIONARY)
 
         # Lines 6-9. Basis V and projected curvature on B; coordinates in which it is round.
+        self.ranks.enter("basis")
         with _matmul_in_tf32(self.optimizer.tf32):
             subspace = self.subspace(curvature_set, found.gradient)
         del found
         if not bool(subspace.curvature.isfinite().all()):
+            self.ranks.end_together()  # with an error, if that is what made a product NaN
             return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
         coordinates = Coordinates(subspace.curvature, self.optimizer.epsilon)
         account.note(ritz_values=tuple(coordinates.ritz_values.tolist()))
 
         # Lines 10-13. The best point a* of the subspace on C; d_prev ← V̄a*, θ ← θ + d_prev.
+        self.ranks.enter("search")
         theta = self.objective.parameters.copy()
         taken = None
         try:
-            function = SubspaceObjective(
-                self.objective, objective_set, theta, subspace, coordinates
-            )
+            function = objective_in(subspace, coordinates, self.objective, objective_set, theta)
             start, gradient = function(torch.zeros(subspace.rank, dtype=torch.float64))
             best = self.search(function, start, gradient)
             if best is not None and best.value < start:
@@ -252,47 +304,42 @@ class _Step:
         self, data: Any, curvature_data: Any, objective_data: Any
     ) -> tuple[Evaluation, Samples, Samples]:
         """Walk over A once; B and C by index, or from the stream on its way through."""
-        optimizer, generator = self.optimizer, self.optimizer._generator()
-        samples = as_samples(data)
+        optimizer, ranks = self.optimizer, self.ranks
+        samples: Samples = optimizer._samples(data)
         by_hand = curvature_data is not None and objective_data is not None
-        if not by_hand and not samples.indexed:
-            samples = Reservoir(samples, optimizer.subset_sizes, generator)
+        shard = ranks.shard_if_known(len(samples) if samples.indexed else None)
+        if not by_hand and shard is None:
+            # Each rank draws keys of its own for the samples that flow by it.
+            generator = optimizer._generator(ranks.rank)
+            samples = Reservoir(samples, optimizer.subset_sizes, generator, ranks)
         found = optimizer.preconditioner.update(self.objective, samples)
         self.account.note(loss=found.value, samples=found.samples)
         self.account.count(found.samples)
 
-        sets: list[Samples] = []
-        if not by_hand:
-            drawn = (
-                samples.draw()
-                if isinstance(samples, Reservoir)
-                else draw(samples, optimizer.subset_sizes, generator)
-            )
-            device = self.objective.parameters.device
-            sets = [drawn[0].to(device), drawn[1].to(device)]
+        sets: list[Samples] = [Nothing(), Nothing()]
+        if isinstance(samples, Reservoir):
+            sets = list(samples.draw())
+        elif not by_hand:
+            assert shard is not None
+            with ranks.own_work():
+                sets = list(draw(samples, optimizer.subset_sizes, optimizer._generator(), shard))
+        device = self.objective.parameters.device
+        with ranks.own_work():
+            sets = [held.to(device) if isinstance(held, InMemory) else held for held in sets]
         if curvature_data is not None:
-            sets[:1] = [as_samples(curvature_data, "curvature_data")]
+            sets[0] = optimizer._samples(curvature_data, "curvature_data")
         if objective_data is not None:
-            sets[1:] = [as_samples(objective_data, "objective_data")]
+            sets[1] = optimizer._samples(objective_data, "objective_data")
         self.account.lap("gradient")
         return found, sets[0], sets[1]
 
-    def subspace(self, curvature_set: Samples, gradient: Tensor) -> Subspace:
+    def subspace(self, curvature_set: Samples, gradient: Tensor) -> AnySubspace:
         """Algorithm 2."""
         optimizer = self.optimizer
         product = optimizer.curvature.at(self.objective, curvature_set)
-        preconditioner, dimension = optimizer.preconditioner, optimizer.dimension
-        subspace = recorded_basis(
-            product, preconditioner, gradient, optimizer._get_vector(PREVIOUS_STEP), dimension
+        subspace = optimizer.spaces.subspace(
+            product, gradient, lambda: optimizer._get_vector(PREVIOUS_STEP)
         )
-        if subspace is None:
-            subspace = krylov_basis(
-                product,
-                preconditioner.solve,
-                gradient,
-                optimizer._get_vector(PREVIOUS_STEP),
-                dimension,
-            )
         self.account.note(
             rank=subspace.rank,
             products=product.products,
@@ -303,9 +350,7 @@ class _Step:
         self.account.lap("basis")
         return subspace
 
-    def search(
-        self, function: SubspaceObjective, start: float, gradient: Tensor
-    ) -> BFGSResult | None:
+    def search(self, function: Function, start: float, gradient: Tensor) -> BFGSResult | None:
         """BFGS from a = 0, given value and gradient there; None where they are not finite."""
         self.account.note(loss_before=start, objective_samples=function.samples, evaluations=1)
         if not (math.isfinite(start) and bool(gradient.isfinite().all())):
@@ -323,13 +368,14 @@ class _Step:
         return best
 
     def take(
-        self, function: SubspaceObjective, theta: Tensor, best: BFGSResult, start: float
+        self, function: Function, theta: Tensor, best: BFGSResult, start: float
     ) -> float | None:
         """Write θ + d into the parameters and return the objective on C there.
 
         With lr ≠ 1 it is evaluated once more; None if the scaled step is no decrease.
         """
-        step, value = function.direction(best.point), best.value
+        self.ranks.enter("step")
+        step, value = self.ranks.agreed(function.direction(best.point)), best.value
         scaled = self.optimizer._scale_by_learning_rate(step)
         self.objective.parameters.assign(theta + step)
         if scaled:

@@ -16,7 +16,7 @@ from krylov_descent.conjugate_directions import (
 )
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
-from krylov_descent.noise import noise_of_sum
+from krylov_descent.noise import noise_over_ranks
 from krylov_descent.objective import Evaluation, Objective
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
@@ -48,10 +48,15 @@ class NonlinearCG(DataOptimizer):
         activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
             free memory on a GPU by default.
 
+    Under an initialised process group (`torchrun`) each rank gives its own part of the data to
+    `step` and gets the result of one process on all of them.
+
     Cost of a step: a gradient over the data for each trial of a line search, one for the start,
     and four forward passes that measure the noise of the values. Memory beyond the model, the
     data and activations: 12 vectors of n numbers, two of them kept between steps.
     """
+
+    data_parallel = True
 
     def __init__(
         self,
@@ -122,6 +127,13 @@ class NonlinearCG(DataOptimizer):
         with self._working() as objective:
             return _Step(self, objective, samples).run()
 
+    def _options(self) -> dict[str, Any]:
+        return {
+            "`formula`": self.formula,
+            "`iterations`": self.iterations,
+            "`slope_tolerance`": self.slope_tolerance,
+        }
+
     def _create_state(self) -> None:
         self._zero_state(DIRECTION)
         self._zero_state(GRADIENT)
@@ -148,12 +160,14 @@ class _Step:
 
     def __init__(self, optimizer: NonlinearCG, objective: Objective, data: Samples) -> None:
         self.optimizer, self.objective, self.data = optimizer, objective, data
+        self.ranks = objective.ranks
         self.account = Account()
 
     def run(self) -> StepResult:
         account, parameters = self.account, self.objective.parameters
+        self.ranks.enter("gradient")
         start = self.objective.value_and_gradient(self.data)
-        norm = float(start.gradient.norm())
+        norm = self.ranks.agreed_number(float(start.gradient.norm()))
         account.note(loss=start.value, gradient_norm=norm, evaluations=1)
         account.note(samples=start.samples, objective_samples=start.samples)
         account.count(start.samples)
@@ -165,6 +179,7 @@ class _Step:
         if norm == 0:
             return account.refused(Status.STATIONARY)
 
+        self.ranks.enter("search")
         theta = parameters.copy()
         after = None
         try:
@@ -193,6 +208,7 @@ class _Step:
             max_iterations=optimizer.iterations,
             slope_tolerance=optimizer.slope_tolerance,
             noise=noise,
+            agreed=self.ranks.agreed_number,
         )
         self.account.note(
             noise=noise, iterations=found.iterations, evaluations=found.evaluations + 1
@@ -201,7 +217,9 @@ class _Step:
 
     def take(self, theta: Tensor, found: NonlinearCGResult, start: Evaluation) -> float | None:
         """Write the point found into the parameters; with lr ≠ 1 only if it still is a decrease."""
-        step, value, memory = found.point - theta, found.value, found.memory
+        self.ranks.enter("step")
+        point = self.ranks.agreed(found.point)
+        step, value, memory = point - theta, found.value, found.memory
         if self.optimizer._scale_by_learning_rate(step):
             self.objective.parameters.assign(theta + step)
             value, memory = self.objective.value(self.data), None
@@ -210,7 +228,7 @@ class _Step:
             if not (value < start.value and bool(step.any())):
                 return None
         else:
-            self.objective.parameters.assign(found.point)
+            self.objective.parameters.assign(point)
         self.optimizer._remember(memory)
         self.account.note(step_norm=float(step.norm()))
         return value
@@ -227,18 +245,20 @@ class _Step:
         As in KSD's subspace, from values a little apart along the gradient; see there for the
         distance.
         """
-        epsilon = self.objective.findings.epsilon
-        slope = -float(start.gradient @ start.gradient)
-        spacing = 0.1 * epsilon ** (1 / 3) * first_step(slope, start.gradient, memory)
+        epsilon = self.objective.epsilon()
+        agreed = self.ranks.agreed_number
+        slope = -agreed(float(start.gradient @ start.gradient))
+        spacing = 0.1 * epsilon ** (1 / 3) * first_step(slope, start.gradient, memory, agreed)
         rows = []
         for k in range(NOISE_POINTS):
             self.objective.parameters.assign(theta - k * spacing * start.gradient)
-            losses = self.objective.losses(self.data)
-            self.account.count(losses.numel())
-            # A loader may deal in another order each time; only the sum can be compared then.
-            same_order = isinstance(self.data, InMemory)
-            rows.append(losses if same_order else losses.sum().reshape(1))
-        values = torch.stack(rows)
-        if not bool(values.isfinite().all()):
+            with self.ranks.own_work():
+                losses = self.objective.losses(self.data)
+                # A loader may deal in another order each time; only the sum can be compared then.
+                same_order = isinstance(self.data, InMemory)
+                rows.append(losses if same_order else losses.sum().reshape(1))
+            self.account.count(start.samples)
+        noise = noise_over_ranks(rows, NOISE_POINTS, self.ranks)
+        if not math.isfinite(noise):
             return epsilon * abs(start.value) / math.sqrt(start.samples)
-        return noise_of_sum(values) / start.normaliser
+        return noise / start.normaliser

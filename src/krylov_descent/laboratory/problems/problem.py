@@ -174,6 +174,15 @@ class Problem:
             initialize(model, name, seed)
         return model
 
+    def part(self, number: int, count: int) -> "Problem":
+        """The problem with one of `count` parts of each split, which follow one another."""
+        return replace(
+            self,
+            train=_part(self.train, number, count),
+            validation=None if self.validation is None else _part(self.validation, number, count),
+            test=_part(self.test, number, count),
+        )
+
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> "Problem":
         """The problem with its splits on a device and in a precision; classes stay integers."""
         return replace(
@@ -211,6 +220,15 @@ CLASSIFICATION_ERROR = Metric("classification error", "%", wrong_class)
 def images_twice(images: Tensor) -> Split:
     """The split of an autoencoder: the inputs are the targets, and are held once."""
     return images, images
+
+
+def _part(split: Split, number: int, count: int) -> Split:
+    inputs, targets = split
+    size = len(inputs)
+    own = slice(size * number // count, size * (number + 1) // count)
+    if targets is inputs:
+        return images_twice(inputs[own])
+    return inputs[own], targets[own]
 
 
 def _move(split: Split, device: torch.device | str, dtype: torch.dtype) -> Split:

@@ -1,0 +1,342 @@
+"""More than one process: sums over ranks, the only room that knows there is more than one.
+
+Under an initialised process group every rank has its own shard of the data, of any size, and all
+run the same program. What they find is put together here:
+
+    sums        numbers and vectors over all ranks (all-reduce; reduce-scatter where the basis is
+                sharded)
+    agreement   where a decision hangs on a number that each rank computed for itself, rank 0's
+                counts (broadcast), so that no rank can leave a search by itself because its
+                last bit is another one
+    failures    a rank that fails puts NaN into its part of the next sum, so all ranks end
+                together at no extra traffic; only when the NaN is seen are messages exchanged
+
+Every byte that is sent goes through `Ranks`, which counts it by phase and kind (`traffic`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from krylov_descent.losses import first_line
+
+# Torch 2.13 has new names for these two.
+_all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(
+    dist, "all_gather_into_tensor", None
+)
+_reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or getattr(
+    dist, "reduce_scatter_tensor", None
+)
+
+FIRST = 0  # the rank whose number counts where ranks could differ
+UNKNOWN = -1  # the length of a stream
+
+
+class CommunicationError(RuntimeError):
+    """Another rank died or did not answer in time; the message names the phase of the step."""
+
+
+class RankError(RuntimeError):
+    """The step ended on this rank because another one failed; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Where this rank's samples lie among all: the shards follow one another in order of rank."""
+
+    start: int
+    size: int
+    total: int
+
+    def own(self, indices: Tensor) -> Tensor:
+        """Of indices into all samples those of this rank, counted from its first, in their order.
+
+        Args:
+            indices: [m], any order.
+        """
+        if self.size == self.total:
+            return indices
+        here = (indices >= self.start) & (indices < self.start + self.size)
+        return indices[here] - self.start
+
+
+@dataclass(slots=True)
+class Sent:
+    """What one kind of exchange came to in one phase, as this rank handed it over."""
+
+    calls: int = 0
+    bytes: int = 0
+
+
+class Ranks:
+    """The processes that train together; one by itself where there is no process group.
+
+    Args:
+        device: where tensors are exchanged: that of the parameters.
+
+    Attributes:
+        together: whether there is a process group, though perhaps of one rank only.
+        traffic: what was sent, by (phase, kind of exchange). The bytes are those of the tensor
+            that is summed, broadcast or gathered, whatever the backend makes of it on the wire.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.together = _is_initialized()
+        self.rank = dist.get_rank() if self.together else FIRST
+        self.size = dist.get_world_size() if self.together else 1
+        self.traffic: dict[tuple[str, str], Sent] = {}
+        self._phase = "start"
+        self._failure: Exception | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether what is to be counted once is counted by this rank."""
+        return self.rank == FIRST
+
+    # The start, and what lies where -----------------------------------------------------------
+
+    def check_group(self, who: str) -> None:
+        """Refuse a process group that came, or went, after the optimiser was made."""
+        if _is_initialized() == self.together:
+            return
+        if self.together:
+            raise RuntimeError(
+                f"the process group under which {who} was made is gone: make {who} anew to go on "
+                "in one process"
+            )
+        raise RuntimeError(
+            f"a process group was initialised after {who} was made, so it would train on this "
+            "rank's data alone: call torch.distributed.init_process_group first, then make "
+            f"{who}"
+        )
+
+    def shard(self, size: int) -> Shard:
+        """Where the samples of this rank lie among those of all; one number from each rank."""
+        sizes = self._gather_sizes(size)
+        return Shard(sum(sizes[: self.rank]), size, sum(sizes))
+
+    def shard_if_known(self, size: int | None) -> Shard | None:
+        """The same; None, on all ranks, where a rank does not know its number of samples yet."""
+        sizes = self._gather_sizes(UNKNOWN if size is None else size)
+        if UNKNOWN in sizes or size is None:
+            return None
+        return Shard(sum(sizes[: self.rank]), size, sum(sizes))
+
+    def _gather_sizes(self, size: int) -> list[int]:
+        return [own for (own,) in self.gather_integers([size])]
+
+    def gather_integers(self, own: list[int]) -> list[list[int]]:
+        """As many from every rank, in order of rank."""
+        if not self.together:
+            return [own]
+        numbers = torch.tensor(own, dtype=torch.int64, device=self.device)
+        found = [torch.empty_like(numbers) for _ in range(self.size)]
+        with self._exchange("all-gather", numbers.nbytes * self.size):
+            dist.all_gather(found, numbers)
+        rows: list[list[int]] = torch.stack(found).tolist()
+        return rows
+
+    def gather_numbers(self, own: Tensor) -> list[Tensor]:
+        """Numbers of any count from every rank, in order of rank."""
+        if not self.together:
+            return [own]
+        sizes = self._gather_sizes(own.numel())
+        padded = own.new_zeros(max(sizes)).to(self.device)
+        padded[: own.numel()] = own
+        found = [torch.empty_like(padded) for _ in range(self.size)]
+        with self._exchange("all-gather", padded.nbytes * self.size):
+            dist.all_gather(found, padded)
+        return [row[:size].to(own.device) for row, size in zip(found, sizes, strict=True)]
+
+    # Sums -----------------------------------------------------------------------------------
+
+    def sum_numbers(self, own: Tensor) -> Tensor:
+        """A few numbers [m] (float64, CPU), summed over ranks.
+
+        Raises:
+            RankError: a rank failed before it. The rank itself raises what it failed of.
+        """
+        if not self.together:
+            return own
+        total = torch.full_like(own, torch.nan) if self._failure else own
+        total = self._all_reduce(total.to(self.device, copy=True)).to(own.device)
+        if bool(total.isnan().any()):
+            self.end_together()
+        return total
+
+    def sum_vector(self, own: Tensor) -> Tensor:
+        """A vector [n], summed over ranks in place; NaN everywhere if a rank failed before it."""
+        if not self.together:
+            return own
+        if self._failure:
+            own.fill_(torch.nan)
+        return self._all_reduce(own)
+
+    def agreed(self, tensor: Tensor) -> Tensor:
+        """Rank 0's, in place of what this rank computed for itself, however little they differ."""
+        if not self.together:
+            return tensor
+        with self._exchange("broadcast", tensor.nbytes):
+            dist.broadcast(tensor, FIRST)
+        return tensor
+
+    def share(self, thing: Any) -> Any:
+        """Rank 0's, of anything that can be pickled; what the others give does not matter."""
+        if not self.together:
+            return thing
+        found = [thing]
+        with self._exchange("messages", 0):
+            dist.broadcast_object_list(found, FIRST)
+        return found[0]
+
+    def agreed_number(self, number: float) -> float:
+        """Rank 0's number."""
+        if not self.together:
+            return number
+        return float(self.agreed(torch.tensor(number, dtype=torch.float64, device=self.device)))
+
+    def _all_reduce(self, tensor: Tensor) -> Tensor:
+        with self._exchange("all-reduce", tensor.nbytes):
+            dist.all_reduce(tensor)
+        return tensor
+
+    # Vectors in slices, one to a rank ---------------------------------------------------------
+
+    def slice_of(self, size: int) -> slice:
+        """The part of a vector [size] that this rank holds, where each holds an equal part."""
+        width = -(-size // self.size)
+        return slice(min(self.rank * width, size), min((self.rank + 1) * width, size))
+
+    def gather_slices(self, own: Tensor, size: int) -> Tensor:
+        """The whole vector [size] out of every rank's slice."""
+        if not self.together:
+            return own
+        width = -(-size // self.size)
+        whole = own.new_empty(width * self.size)
+        with self._exchange("all-gather", whole.nbytes):
+            _all_gather_single(whole, _padded(own, width))
+        return whole[:size]
+
+    def sum_to_slices(self, own: Tensor) -> Tensor:
+        """This rank's slice of the sum over ranks of vectors [n]; NaN if a rank failed."""
+        if not self.together:
+            return own
+        if self._failure:
+            own.fill_(torch.nan)
+        size, part = own.numel(), self.slice_of(own.numel())
+        width = -(-size // self.size)
+        total = own.new_empty(width)
+        with self._exchange("reduce-scatter", width * self.size * own.element_size()):
+            _reduce_scatter_single(total, _padded(own, width * self.size))
+        return total[: part.stop - part.start]
+
+    # Failures -------------------------------------------------------------------------------
+
+    def own_work(self) -> "_OwnWork":
+        """Work of this rank alone: what fails in it makes the next sum NaN, and all ranks end.
+
+        By itself a process raises at once.
+        """
+        return _OwnWork(self)
+
+    def fail(self, problem: Exception) -> None:
+        """Let the next sum be NaN. The first failure is the cause, and only it is told."""
+        self._failure = self._failure or problem
+
+    @property
+    def failed(self) -> bool:
+        """Whether this rank failed and the others do not know yet."""
+        return self._failure is not None
+
+    def end_together(self) -> None:
+        """Exchange what went wrong, and raise it on every rank; nothing happens if nothing did."""
+        if not self.together:
+            return
+        own, self._failure = self._failure, None
+        messages = self.gather_objects(
+            None if own is None else f"{type(own).__name__}: {first_line(own)}"
+        )
+        failed = [rank for rank, message in enumerate(messages) if message is not None]
+        if own is not None:
+            raise own
+        if failed:
+            told = "; ".join(f"rank {rank} failed with {messages[rank]}" for rank in failed)
+            raise RankError(
+                f"the step ended in phase {self._phase!r} with the parameters as before: {told}"
+            )
+
+    def raise_own_failure(self) -> None:
+        """At the end of a step: a failure that no sum has told the others of."""
+        own, self._failure = self._failure, None
+        if own is not None:
+            raise own
+
+    # Phases, errors, bytes ------------------------------------------------------------------
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Give what is exchanged a name, for the traffic and for errors."""
+        before, self._phase = self._phase, name
+        try:
+            yield
+        finally:
+            self._phase = before
+
+    def enter(self, phase: str) -> None:
+        """The same for all that follows."""
+        self._phase = phase
+
+    def gather_objects(self, own: Any) -> list[Any]:
+        """Anything that can be pickled, from every rank, in order of rank."""
+        found: list[Any] = [None] * self.size
+        with self._exchange("messages", 0):
+            dist.all_gather_object(found, own)
+        return found
+
+    @contextmanager
+    def _exchange(self, kind: str, size: int) -> Iterator[None]:
+        sent = self.traffic.setdefault((self._phase, kind), Sent())
+        sent.calls += 1
+        sent.bytes += size
+        try:
+            yield
+        except RuntimeError as problem:
+            raise CommunicationError(
+                f"rank {self.rank} of {self.size}: the {kind} in phase {self._phase!r} failed "
+                f"({first_line(problem)}): another rank died, or took longer than the timeout of "
+                "the process group"
+            ) from problem
+
+
+class _OwnWork:
+    """A context that keeps failures for the next sum over ranks."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> bool:
+        if not self._ranks.together or not isinstance(problem, Exception):
+            return False
+        self._ranks.fail(problem)
+        return True
+
+
+def _is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _padded(vector: Tensor, size: int) -> Tensor:
+    if vector.numel() == size:
+        return vector.contiguous()
+    padded = vector.new_zeros(size)
+    padded[: vector.numel()] = vector
+    return padded

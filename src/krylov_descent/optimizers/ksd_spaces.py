@@ -1,0 +1,110 @@
+"""Where a step of KSD searches: the basis as it is to be kept, and the objective over it.
+
+In one process with its basis at hand both are made for speed (`subspace`, `subspace_objective`,
+recorded on a GPU). On several ranks, or with a basis that is kept elsewhere, they are made of
+parts (`stored_subspace`, `spread_objective`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from krylov_descent.basis import Replicated, Sharded, Storage
+from krylov_descent.batches import Samples
+from krylov_descent.curvature import CurvatureProduct
+from krylov_descent.objective import Objective
+from krylov_descent.preconditioner import EntrywisePreconditioner, Preconditioner
+from krylov_descent.recorded_basis import recorded_basis
+from krylov_descent.spread_objective import SpreadObjective
+from krylov_descent.stored_subspace import StoredSubspace, stored_krylov_basis
+from krylov_descent.subspace import Coordinates, Subspace, krylov_basis
+from krylov_descent.subspace_objective import SubspaceObjective
+
+BasisKind = Literal["replicated", "sharded"]
+AnySubspace = Subspace | StoredSubspace
+Function = SubspaceObjective | SpreadObjective
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """How the basis is kept.
+
+    Attributes:
+        basis: on every rank as a whole, or in slices.
+        storage: in which dtype, and where.
+        preconditioner: D.
+        dimension: K.
+    """
+
+    basis: BasisKind
+    storage: Storage
+    preconditioner: Preconditioner
+    dimension: int
+
+    def __post_init__(self) -> None:
+        if self.basis not in get_args(BasisKind):
+            raise ValueError(
+                f"`basis` must be one of {', '.join(map(repr, get_args(BasisKind)))}, "
+                f"found {self.basis!r}"
+            )
+        if self.basis == "sharded" and not isinstance(self.preconditioner, EntrywisePreconditioner):
+            raise ValueError(
+                "`basis='sharded'` needs a preconditioner that acts entry by entry, with a method "
+                f"solve_part(vector, part), which {type(self.preconditioner).__name__} has not: "
+                "use 'fisher-diagonal' or 'identity', or basis='replicated'"
+            )
+
+    def subspace(
+        self, product: CurvatureProduct, gradient: Tensor, previous: Callable[[], Tensor | None]
+    ) -> AnySubspace:
+        """Algorithm 2.
+
+        Args:
+            product: v → Hv on B.
+            gradient: g [n].
+            previous: gives d_prev [n], a copy that is not held on to here.
+        """
+        ranks = product.objective.ranks
+        preconditioner, dimension = self.preconditioner, self.dimension
+        if ranks.together or self.basis == "sharded" or not self.storage.is_plain:
+            return self._stored(product, gradient, previous)
+        found = recorded_basis(product, preconditioner, gradient, previous(), dimension)
+        if found is None:
+            found = krylov_basis(product, preconditioner.solve, gradient, previous(), dimension)
+        return found
+
+    def _stored(
+        self, product: CurvatureProduct, gradient: Tensor, previous: Callable[[], Tensor | None]
+    ) -> StoredSubspace:
+        ranks, size = product.objective.ranks, gradient.numel()
+        placement: Replicated | Sharded = Replicated(ranks, size)
+        solve = self.preconditioner.solve
+        if self.basis == "sharded":
+            placement = Sharded(ranks, size)
+            assert isinstance(self.preconditioner, EntrywisePreconditioner)
+            solve = partial(self.preconditioner.solve_part, part=placement.part)
+        return stored_krylov_basis(
+            product.part,
+            solve,
+            gradient,
+            previous(),
+            self.dimension,
+            placement=placement,
+            storage=self.storage,
+        )
+
+
+def objective_in(
+    subspace: AnySubspace,
+    coordinates: Coordinates,
+    objective: Objective,
+    samples: Samples,
+    theta: Tensor,
+) -> Function:
+    """f_C in the coordinates of a subspace around θ [n]."""
+    if isinstance(subspace, StoredSubspace):
+        return SpreadObjective(objective, samples, theta, subspace, coordinates)
+    return SubspaceObjective(objective, samples, theta, subspace, coordinates)

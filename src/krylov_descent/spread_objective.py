@@ -1,0 +1,94 @@
+"""The objective in the subspace, where samples or basis are spread over ranks or kept elsewhere.
+
+What `subspace_objective` is for one process with its basis at hand. Each rank evaluates its part
+of C, projects its part of the gradient, and sends the K + 2 numbers that come of it: value and
+projected gradient. No parameter vector is sent, unless the basis itself is sharded.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from krylov_descent.batches import Samples
+from krylov_descent.noise import noise_over_ranks
+from krylov_descent.objective import Objective
+from krylov_descent.stored_subspace import StoredSubspace
+from krylov_descent.subspace import Coordinates
+from krylov_descent.subspace_objective import NOISE_POINTS
+
+
+class SpreadObjective:
+    """f_C over the coordinates of a subspace, around θ.
+
+    Evaluating writes the point into the module's parameters and leaves it there.
+
+    Args:
+        objective: f.
+        samples: this rank's part of C; the whole of it without a process group.
+        theta: θ [n], an exact copy.
+        subspace: V.
+        coordinates: C of Ĥ = CCᵀ.
+
+    Attributes:
+        samples: |C| on all ranks together.
+        samples_seen: by all evaluations so far, on all ranks together.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        samples: Samples,
+        theta: Tensor,
+        subspace: StoredSubspace,
+        coordinates: Coordinates,
+    ) -> None:
+        self._objective, self._set, self._theta = objective, samples, theta
+        self._subspace, self._coordinates, self._ranks = subspace, coordinates, objective.ranks
+        whole = objective.count(samples)
+        self.samples, self._normaliser = whole.samples, whole.normaliser
+        self.samples_seen = 0
+
+    def direction(self, a: Tensor) -> Tensor:
+        """V̄a, a vector [n]."""
+        return self._subspace.combine(self._coordinates.to_basis(a))
+
+    def __call__(self, a: Tensor) -> tuple[float, Tensor]:
+        """Value and gradient V̄ᵀ∇f [r] in float64 on the CPU at a [r]; one gradient over C.
+
+        Sends r + 1 numbers, which are K + 2 at most.
+        """
+        self._move(a)
+        part = self._objective.part_of_value_and_gradient(self._set, self._normaliser)
+        projected = self._coordinates.from_gradient(self._subspace.project(part.gradient))
+        own = torch.cat([projected.new_tensor([part.value]), projected])
+        total = self._ranks.sum_numbers(own)
+        self.samples_seen += self.samples
+        return float(total[0]), total[1:]
+
+    def noise(self, value: float, gradient: Tensor) -> float:
+        """Standard deviation of the rounding error of a value; see `SubspaceObjective.noise`.
+
+        Args:
+            value: at a = 0.
+            gradient: there [r].
+        """
+        epsilon = self._objective.epsilon()
+        spacing = 0.1 * epsilon ** (1 / 3)
+        rows = []
+        for k in range(NOISE_POINTS):
+            self._move(gradient * (-k * spacing))
+            with self._ranks.own_work():
+                rows.append(self._objective.losses(self._set))
+            self.samples_seen += self.samples
+        noise = noise_over_ranks(rows, NOISE_POINTS, self._ranks)
+        if not math.isfinite(noise):
+            return epsilon * abs(value) / math.sqrt(self.samples)
+        return noise / self._normaliser
+
+    def value(self) -> float:
+        """f_C at the parameters as they are."""
+        return self._objective.value(self._set)
+
+    def _move(self, a: Tensor) -> None:
+        self._objective.parameters.assign(self._theta + self.direction(a))
