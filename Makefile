@@ -15,8 +15,9 @@ help: ## Show this text
 	@echo "krylov-descent: second-order training for PyTorch. Usage: make TARGET [PYTHON=python3.12]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed-lab ## Train a small autoencoder with KSD, L-BFGS and Adam; draw the result
-	@$(VENV)/bin/python -m examples.demo
+demo: $(VENV)/.installed-lab ## Train a small autoencoder with five optimisers; ends with a report
+	@rm -rf demo
+	@$(VENV)/bin/ksd compare curves --small --seconds 15 --folder demo
 
 test: $(VENV)/.installed-dev ## Run the tests (those that need a GPU are skipped by name)
 	@$(VENV)/bin/python -m pytest -q -rs --no-fold-skipped

@@ -20,6 +20,7 @@ from benchmarks.catalogue import PARTS
 from benchmarks.parts import NOT_MEASURED, Part, Sections, View, device_suffix, result_folder
 from benchmarks.records import read_all
 from krylov_descent.laboratory.exhibit_lines import headings, lines
+from krylov_descent.laboratory.figures import draw_convergence
 from krylov_descent.laboratory.reproduce import Exhibit, exhibit
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +50,8 @@ def update(root: Path, results: Path, *, check: bool) -> int:
         return 1
     if not check:
         draw(root / FIGURES, results)
+        for name in ("figure1", "figure2"):
+            draw_exhibit(exhibit(name), ROOT / "results", root / "docs" / "results")
     return 0
 
 
@@ -89,13 +92,18 @@ def exhibit_table(shown: Exhibit, base: Path) -> str:
     """A table of the paper as Markdown."""
     head = headings(shown)
     text = [f"| | {' | '.join(head)} |", "| --- |" + " ---: |" * len(head)]
-    for row in shown.rows:
-        text.append(f"| **{row}** |" + " |" * len(head))
-        text += [
-            "| " + " | ".join(line + [""] * (len(head) + 1 - len(line))) + " |"
-            for line in lines(shown, row, base)
-        ]
+    for name, *columns in lines(shown, base):
+        title = name if columns else f"**{name}**"
+        cells = [title, *columns, *([""] * (len(head) - len(columns)))]
+        text.append(f"| {' | '.join(cells)} |")
     return "\n".join(text)
+
+
+def draw_exhibit(shown: Exhibit, base: Path, folder: Path) -> None:
+    """A figure of the paper, from the runs that are there."""
+    runs = {cell.column: cell.folder(base) for cell in shown.cells}
+    path = folder / f"{shown.name}.png"
+    draw_convergence(runs, path, title=shown.title, error="training error")
 
 
 def links(part: Part, sections: Sections, device: torch.device) -> str:

@@ -109,9 +109,10 @@ def show(exhibit: Exhibit, base: Path) -> None:
     table.add_column("", no_wrap=True)
     for heading in headings(exhibit):
         table.add_column(heading, justify="right", no_wrap=len(heading) < 10)
-    for row in exhibit.rows:
-        table.add_row(row, style="bold")
-        for name, *columns in lines(exhibit, row, base):
+    for name, *columns in lines(exhibit, base):
+        if columns:
             table.add_row(f"  {name}", *columns)
-        table.add_section()
+        else:
+            table.add_section()
+            table.add_row(name, style="bold")
     console.print(table)

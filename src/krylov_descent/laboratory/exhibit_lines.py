@@ -3,6 +3,7 @@
 For the terminal and for the documentation alike.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +16,34 @@ from krylov_descent.laboratory.sequence_exhibit import verdict
 Line = list[str]
 SIGNS = {"": "", "at most": "≤ ", "at least": "≥ "}
 ERROR_HEADINGS = ["train", "test", "time / HF", "to equal error / HF"]
-SOLVED_HEADINGS = ["solved", "wrong on test", "seconds to solved"]
 
 
 def headings(exhibit: Exhibit) -> list[str]:
     """What the columns after the first are called."""
-    return SOLVED_HEADINGS if exhibit.name == sequence_exhibit.NAME else ERROR_HEADINGS
-
-
-def lines(exhibit: Exhibit, row: str, base: Path) -> list[Line]:
-    """The lines of one row of an exhibit: a method's name, then its columns; fewer if missing."""
-    cells = exhibit.of_rows([row])
     if exhibit.name == sequence_exhibit.NAME:
-        return [_solved(cell, base) for cell in cells]
-    return _errors(cells, base)
+        return list(sequence_exhibit.COLUMNS)
+    return ERROR_HEADINGS
 
 
-def _solved(cell: Cell, base: Path) -> Line:
+def lines(exhibit: Exhibit, base: Path) -> Iterator[Line]:
+    """The lines of a table: a name, then the columns. The name alone is a heading."""
+    for row in exhibit.rows:
+        cells = exhibit.of_rows([row])
+        if exhibit.name == sequence_exhibit.NAME:
+            yield [row, *(_solved(cell, base) for cell in cells)]
+        else:
+            yield [row]
+            yield from _errors(cells, base)
+
+
+def _solved(cell: Cell, base: Path) -> str:
+    """When a task was solved, or how much of it is wrong."""
     found = verdict(cell.folder(base))
     if found is None:
-        return [cell.column, "missing"]
-    seconds = "-" if found.seconds is None else f"{found.seconds:.1f}"
-    return [cell.column, "yes" if found.solved else "no", f"{100 * found.error:.2f}%", seconds]
+        return "missing"
+    if found.seconds is None:
+        return f"{100 * found.error:.3g}% wrong"
+    return f"solved, {found.seconds:.3g} s"
 
 
 def _errors(cells: list[Cell], base: Path) -> list[Line]:

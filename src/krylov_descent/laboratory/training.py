@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from krylov_descent.distributed import Ranks
 from krylov_descent.laboratory.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -99,7 +100,7 @@ class Training:
         checkpoint_seconds: float = 30.0,
     ) -> None:
         self.problem, self.model, self.optimizer = problem, model, optimizer
-        self._ranks = optimizer.objective.ranks
+        self._ranks = Ranks(next(model.parameters()).device)
         self.folder, self.limits, self._on_row = folder, limits, on_row
         self._checkpoint_seconds = checkpoint_seconds
         self._rows: list[Row] = []
