@@ -10,6 +10,7 @@ has several tables, the view's:
 """
 
 import importlib.util
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from benchmarks.parts import NOT_MEASURED, Part, Sections, View, device_suffix, 
 from benchmarks.records import read_all
 from krylov_descent.laboratory.exhibit_lines import headings, lines
 from krylov_descent.laboratory.figures import draw_convergence
-from krylov_descent.laboratory.reproduce import Exhibit, exhibit
+from krylov_descent.laboratory.reproduce import BEST, Exhibit, exhibit
 
 ROOT = Path(__file__).parents[1]
 # The name under which pages ask for the tables of `ksd reproduce`.
@@ -71,7 +72,8 @@ def fill(text: str, results: Path, page: str = "the page") -> str:
     def block(match: re.Match[str]) -> str:
         name, view = match["name"], match["view"] or ""
         if name == EXHIBITS:
-            body = exhibit_table(exhibit(view), ROOT / "results")
+            base = ROOT / "results"
+            body = words_table(base) if view == "words" else exhibit_table(exhibit(view), base)
             return f"<!-- generated:{name}:{view} -->\n\n{body}\n\n<!-- end:{name}:{view} -->"
         part, device = _part_and_device(name, page)
         views: dict[str, View] = dict(part.tables)
@@ -96,6 +98,21 @@ def exhibit_table(shown: Exhibit, base: Path) -> str:
         title = name if columns else f"**{name}**"
         cells = [title, *columns, *([""] * (len(head) - len(columns)))]
         text.append(f"| {' | '.join(cells)} |")
+    return "\n".join(text)
+
+
+def words_table(base: Path) -> str:
+    """What `ksd words` found with the network of Table 2's KSD, as Markdown."""
+    (run,) = (cell for cell in exhibit("table2").of_rows(["speech"]) if cell.column == BEST)
+    found = json.loads((run.folder(base).path / "words.json").read_text(encoding="utf-8"))
+    text = [
+        "| noise | frame error | words: hybrid | Tandem | MFCC alone |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for row in found["conditions"]:
+        level = "clean" if row["snr"] is None else f"{row['snr']:g} dB"
+        errors = (f"{100 * row[key]:.2f}%" for key in ("frame", "hybrid", "tandem", "mfcc"))
+        text.append(f"| {level} | {' | '.join(errors)} |")
     return "\n".join(text)
 
 

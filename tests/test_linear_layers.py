@@ -1,5 +1,7 @@
 """Derivatives by way of the Linear layers' outputs are those towards the parameters."""
 
+import warnings
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -56,6 +58,61 @@ class UsedTwice(nn.Module):
         return result
 
 
+class UsedALittle(nn.Module):
+    """The same, where at first hardly anything of the gradient comes from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(INPUTS, 5), nn.Linear(5, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.out(torch.tanh(self.layer(x))) + 1e-4 * self.out.weight.sum(1)
+        return result
+
+
+class Hooked(nn.Module):
+    """A hook of the model's own returns something else than the layer gave."""
+
+    def __init__(self, hook: Callable[[Tensor], Tensor | tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(INPUTS, 5), nn.Linear(4, OUTPUTS)
+        self.layer.register_forward_hook(lambda module, args, output: hook(output))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+        result: Tensor = self.out(torch.tanh(hidden[:, :4]))
+        return result
+
+
+class Empty(nn.Module):
+    """Layers without inputs and without outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(INPUTS, 5), nn.Linear(5, OUTPUTS)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+            self.from_nothing, self.to_nothing = nn.Linear(0, 5), nn.Linear(INPUTS, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.layer(x) + self.from_nothing(x[:, :0]))
+        result: Tensor = self.out(torch.cat([hidden, self.to_nothing(x)], 1))
+        return result
+
+
+class Routed(nn.Module):
+    """A layer that is also called without a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(INPUTS, 5), nn.Linear(5, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.out(torch.tanh(torch.cat([self.layer(x), self.layer(x[:0])])))
+        return result
+
+
 class Differentiating(nn.Module):
     """The forward pass differentiates, as a physics-informed net's does."""
 
@@ -97,6 +154,12 @@ TRUSTED: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
     "convolution": (with_convolution, {"4"}),
     "tied": (Tied, {"out"}),
     "used twice": (UsedTwice, {"out"}),
+    "used a little": (UsedALittle, {"layer"}),
+    "scaled by a hook": (lambda: Hooked(lambda z: 1.02 * z), {"layer", "out"}),
+    "cut by a hook": (lambda: Hooked(lambda z: z[:, :4]), {"layer", "out"}),
+    "a hook's tuple": (lambda: Hooked(lambda z: (z, z)), {"layer", "out"}),
+    "empty": (Empty, {"layer", "out"}),
+    "routed": (Routed, {"layer", "out"}),
     "differentiating": (Differentiating, set()),
     "in place": (in_place, {"2"}),
 }
@@ -170,3 +233,19 @@ def test_frozen_weights_and_biases_are_left_out() -> None:
         torch.testing.assert_close(ours, theirs)
     moved = reach.from_parameters([torch.ones_like(p) for p in trainable])
     torch.testing.assert_close(moved[0], torch.ones(SAMPLES, 5).double())
+
+
+def test_outputs_that_autograd_has_no_use_for_are_let_go() -> None:
+    # ReLU keeps what it returns, so the layer's outputs are nobody's once the graph is built.
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(INPUTS, 5), nn.ReLU(), nn.Linear(5, OUTPUTS))
+    objective = Objective(model, nn.MSELoss())
+    batch = Batch(torch.randn(SAMPLES, INPUTS), torch.randn(SAMPLES, OUTPUTS), SAMPLES)
+    objective.probe(batch)
+    with recorded_linear_layers(model) as layers:
+        losses = objective.network.sample_losses(batch)
+    hidden = weakref.ref(layers[0].outputs[0])
+    reach = Reach(objective.network, layers)
+    layers.clear()
+    assert hidden() is None
+    assert all(gradient is not None for gradient in reach.gradients(losses))

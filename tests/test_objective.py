@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.objective import Objective
+from krylov_descent.sums import Evaluation
 from tests import dense
 from tests.problems import PAIRS, Problem, make, physics_informed
 

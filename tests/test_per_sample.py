@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.losses import Loss
-from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.objective import Objective
+from krylov_descent.sums import Evaluation
 from tests import dense
 from tests.problems import PAIRS, Problem, call, make, physics_informed
 
@@ -140,6 +141,27 @@ def test_tied_weights_are_not_trusted_to_the_fast_path() -> None:
     watched = _watched(problem)
     _check(watched.evaluate(problem.data), problem)
     assert watched.vectorised == {"0.weight", "0.bias", "2.bias"}
+
+
+class ALittleMore(nn.Module):
+    """A weight that is used without its layer, too, and hardly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x) + 1e-4 * self.layer.weight.sum(1)
+        return result
+
+
+def test_a_weight_that_is_hardly_used_elsewhere_is_not_trusted_to_the_fast_path() -> None:
+    torch.manual_seed(0)
+    model, x = ALittleMore().double(), torch.randn(5, 3, dtype=torch.float64)
+    found = Objective(model, nn.MSELoss()).value_gradient_and_squares(
+        (x, torch.zeros(5, 2, dtype=torch.float64))
+    )
+    torch.testing.assert_close(found.squares, _by_loop(model, x), rtol=1e-10, atol=0.0)
 
 
 def test_a_layer_called_twice_takes_the_fast_path() -> None:

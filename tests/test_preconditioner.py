@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.objective import Objective
 from krylov_descent.preconditioner import (
     FisherDiagonal,
     Identity,
     Preconditioner,
     make_preconditioner,
 )
+from krylov_descent.sums import Evaluation
 from tests import dense
 from tests.problems import make
 

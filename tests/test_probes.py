@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from krylov_descent.curvature import Curvature
 from krylov_descent.losses import LossContractError
 from krylov_descent.objective import Objective
 from krylov_descent.probes import PROBE_SAMPLES, buffers_kept
@@ -345,3 +346,40 @@ def test_bytes_per_sample_are_those_autograd_keeps() -> None:
     objective.value(DATA)
     # Sigmoid's output, the difference and the loss, in float32; the inputs are the data's own.
     assert objective.findings.bytes_per_sample == 4 * (100 + 3 + 1)
+
+
+class Slopes(nn.Module):
+    """Differentiates by torch.func, which saved-tensor hooks must not watch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        slope: Tensor = torch.func.grad(lambda t: self.net(t).sum())(x)
+        return slope
+
+
+def test_a_forward_pass_that_differentiates_by_torch_func_is_accepted() -> None:
+    torch.manual_seed(0)
+    model = Slopes().double()
+    x, y = torch.randn(12, 3).double(), torch.randn(12, 3).double()
+    objective = Objective(model, nn.MSELoss())
+    found = objective.value_and_gradient((x, y))
+    expected = torch.autograd.grad(nn.MSELoss()(model(x), y), list(model.parameters())[:-1])
+    torch.testing.assert_close(found.gradient[:-1], torch.cat([g.reshape(-1) for g in expected]))
+    # At least the 8 activations, and no more than some dozen vectors of that length.
+    assert 8 * 8 <= objective.findings.bytes_per_sample <= 12 * 8 * 8
+    vector = torch.randn_like(found.gradient)
+    product = Curvature("hessian").at(objective, (x, y))
+    step = 1e-5 * vector
+    start = objective.parameters.copy()
+    slopes = []
+    for sign in (1, -1):
+        objective.parameters.assign(start + sign * step)
+        slopes.append(objective.value_and_gradient((x, y)).gradient)
+    objective.parameters.assign(start)
+    torch.testing.assert_close(
+        product(vector), (slopes[0] - slopes[1]) / 2e-5, rtol=1e-5, atol=1e-8
+    )
+    assert product.kept

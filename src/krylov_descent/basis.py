@@ -207,7 +207,7 @@ class StoredBasis:
         if self._copies is None:
             self._rows[k].copy_(vector)
             return
-        self._copies.wait_stream(torch.cuda.current_stream())
+        self._copies.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._copies):
             # Rounded on the device, so that fewer bytes travel.
             self._rows[k].copy_(vector.to(self._rows.dtype), non_blocking=True)
@@ -279,7 +279,7 @@ class StoredBasis:
     def _use(self, fetched: Tensor) -> Tensor:
         """What was fetched, once it is there, in the dtype that products are made in."""
         if self._copies is not None:
-            current = torch.cuda.current_stream()
+            current = torch.cuda.current_stream(self.device)
             current.wait_stream(self._copies)
             fetched.record_stream(current)
         return fetched.to(self.dtype)

@@ -15,6 +15,7 @@ forward-mode differentiation instead, a fresh forward pass each.
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -28,7 +29,7 @@ from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.losses import first_line
 from krylov_descent.network import Network
 from krylov_descent.objective import Objective
-from krylov_descent.probes import PROBE_SAMPLES, Findings, SavedBytes
+from krylov_descent.probes import PROBE_SAMPLES, Findings, kept_bytes
 from krylov_descent.recordings import RecordedProduct
 
 CurvatureKind = Literal["gauss-newton", "hessian", "fisher"]
@@ -91,11 +92,12 @@ class Curvature:
             few = batch.rows(0, PROBE_SAMPLES)
             self._check(objective.network, few, objective.findings.epsilon)
             half = few.rows(0, max(1, few.size // 2))
-            sizes = []
-            for piece in (few, half):
-                with SavedBytes(objective.parameters.tensors) as saved:
-                    self.linearize(objective.network, piece)
-                sizes.append(saved.bytes)
+            sizes = [
+                kept_bytes(
+                    partial(self.linearize, objective.network, piece), objective.parameters.tensors
+                )
+                for piece in (few, half)
+            ]
             growth = (sizes[0] - sizes[1]) / max(1, few.size - half.size)
             per_sample = growth if few.size > half.size else float(sizes[0])
             self._measured = (objective.findings, max(1.0, per_sample))

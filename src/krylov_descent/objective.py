@@ -11,10 +11,8 @@ Under a process group each rank walks over its own samples, and the sums are tho
 ranks (see `distributed`).
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,43 +26,11 @@ from krylov_descent.network import Forward, Network, Params
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.per_sample import SquaredGradients
 from krylov_descent.recordings import Recordings
+from krylov_descent.sums import Evaluation, Sums, Whole
 
 CPU_ACTIVATION_MEMORY = 1 << 30
 # A recording holds on to its activations; with more of them the kernels are long, too.
 LARGEST_RECORDED_ACTIVATIONS = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """What one walk over a set of samples found.
-
-    Attributes:
-        value: the objective, L2 included.
-        gradient: its gradient [n]; empty where it was not asked for.
-        squares: mean of the squared per-sample gradients of the loss [n], L2 left out; empty
-            where not asked for.
-        samples: how many samples were seen.
-        normaliser: what the sum of their losses was divided by; the same number for most losses.
-    """
-
-    value: float
-    gradient: Tensor
-    squares: Tensor
-    samples: int
-    normaliser: float
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A set of samples on all ranks together.
-
-    Attributes:
-        samples: how many there are.
-        normaliser: what the sum of their losses is divided by.
-    """
-
-    samples: int
-    normaliser: float
 
 
 class Objective:
@@ -143,7 +109,7 @@ class Objective:
 
     def value(self, data: Any) -> float:
         """f over the data."""
-        sums = _Sums(self)
+        sums = self._sums()
         with self.ranks.own_work():
             for batch in self.micro_batches(data):
                 with self.value_mode():
@@ -162,9 +128,17 @@ class Objective:
             raise ValueError("`data` is empty: it must hold at least one sample")
         return torch.cat(found).cpu()
 
+    def comparable_losses(self, samples: Samples) -> Tensor:
+        """The same at another time are of the same samples; if need be their sum alone [1].
+
+        A loader may deal in another order each time.
+        """
+        losses = self.losses(samples)
+        return losses if isinstance(samples, InMemory) else losses.sum().reshape(1)
+
     def value_and_gradient(self, data: Any) -> Evaluation:
         """f and its gradient over the data."""
-        sums = _Sums(self)
+        sums = self._sums()
         total: Tensor | None = None
         with self.ranks.own_work():
             total = self._add_gradients(sums, data)
@@ -177,13 +151,16 @@ class Objective:
             data: this rank's samples.
             normaliser: of all ranks' samples.
         """
-        sums = _Sums(self)
+        sums = self._sums()
         total: Tensor | None = None
         with self.ranks.own_work():
             total = self._add_gradients(sums, data)
         return sums.part(total, normaliser)
 
-    def _add_gradients(self, sums: "_Sums", data: Any) -> Tensor | None:
+    def _sums(self) -> Sums:
+        return Sums(self.network.loss, self.parameters, self.ranks)
+
+    def _add_gradients(self, sums: Sums, data: Any) -> Tensor | None:
         total: Tensor | None = None
         for batch in self.micro_batches(data):
             losses = self.network.sample_losses(batch)
@@ -194,7 +171,7 @@ class Objective:
     def value_gradient_and_squares(self, data: Any) -> Evaluation:
         """f, its gradient and the mean of squared per-sample gradients, in one walk."""
         parameters = self.parameters
-        sums = _Sums(self)
+        sums = self._sums()
         total: Tensor | None = None
         total_squares: Tensor | None = None
         with self.ranks.own_work():
@@ -315,85 +292,3 @@ class Objective:
     def value_mode(self) -> AbstractContextManager[Any]:
         """No autograd graph where only a value is wanted, unless the forward differentiates."""
         return torch.enable_grad() if self.findings.forward_differentiates else torch.no_grad()
-
-
-class _Sums:
-    """Σ nᵢ and Σ wᵢ in float64 on the device, read by the host once at the end.
-
-    Of this rank until they are read, and then of all ranks.
-    """
-
-    def __init__(self, objective: Objective) -> None:
-        self._objective = objective
-        self._numerators: list[Tensor] = []
-        self._normalisers: list[float | Tensor] = []
-        self._samples = 0
-
-    def add(self, batch: Batch, losses: Tensor) -> None:
-        self._numerators.append(losses.detach().sum(dtype=torch.float64))
-        self._normalisers.append(self._objective.network.loss.normaliser(batch.targets, batch.size))
-        self._samples += batch.size
-
-    def value(self) -> float:
-        return self._read()[0]
-
-    def evaluation(
-        self, gradient: Tensor | None, squares: Tensor | None, *, squared: bool = False
-    ) -> Evaluation:
-        """Divide the sums by what they are means over, in place, and add the L2 term.
-
-        Args:
-            gradient: sum over this rank's samples; None where it has none.
-            squares: likewise.
-            squared: whether squares are wanted.
-        """
-        value, normaliser = self._read()
-        parameters, ranks = self._objective.parameters, self._objective.ranks
-        gradient = ranks.sum_vector(self._or_zeros(gradient)).div_(normaliser)
-        parameters.add_decay(gradient)
-        if squared:
-            # The sample's part of the mean is nᵢN/W, so its square is nᵢ²N²/W², over N.
-            squares = ranks.sum_vector(self._or_zeros(squares))
-            squares.mul_(self._samples / normaliser**2)
-        else:
-            squares = gradient.new_empty(0)
-        return Evaluation(value, gradient, squares, self._samples, normaliser)
-
-    def part(self, total: Tensor | None, normaliser: float) -> Evaluation:
-        """The same of this rank's samples alone, divided by what all ranks' are divided by."""
-        parameters, ranks = self._objective.parameters, self._objective.ranks
-        gradient = self._or_zeros(total).div_(normaliser)
-        value = self._own_numbers()[0] / normaliser
-        if ranks.leads:
-            value += parameters.decay_value()
-            parameters.add_decay(gradient)
-        if ranks.failed:
-            value = math.nan
-            gradient.fill_(value)
-        return Evaluation(value, gradient, gradient.new_empty(0), self._samples, normaliser)
-
-    def _or_zeros(self, vector: Tensor | None) -> Tensor:
-        parameters = self._objective.parameters
-        if vector is not None:
-            return vector
-        return torch.zeros(parameters.numel, dtype=parameters.dtype, device=parameters.device)
-
-    def _own_numbers(self) -> tuple[float, float]:
-        numerator = normaliser = 0.0
-        # Where a GPU failed on the way, this is where the host learns of it.
-        with self._objective.ranks.own_work():
-            numerator = float(torch.stack(self._numerators).sum()) if self._numerators else 0.0
-            normaliser = float(sum(float(w) for w in self._normalisers))
-        return numerator, normaliser
-
-    def _read(self) -> tuple[float, float]:
-        own = torch.tensor([*self._own_numbers(), self._samples], dtype=torch.float64)
-        numerator, normaliser, samples = self._objective.ranks.sum_numbers(own).tolist()
-        self._samples = int(samples)
-        if not self._samples:
-            raise ValueError("`data` is empty: it must hold at least one sample")
-        if normaliser == 0:
-            raise ValueError(
-                "every target is ignored or has weight zero: the mean loss is not defined"
-            )
-        return numerator / normaliser + self._objective.parameters.decay_value(), normaliser

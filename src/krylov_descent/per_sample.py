@@ -6,10 +6,9 @@ Three routes, the first that holds for a parameter is taken:
 1. Linear layers, from what goes in (x) and what comes back (δ). With one row per sample
    ∂nᵢ/∂W = δᵢxᵢᵀ, so the squares factor: Σᵢ (δᵢxᵢᵀ)² = (δ²)ᵀ(x²), one more matrix product.
    With several (the steps of a sequence, a recurrent layer called once per step) ∂nᵢ/∂W is the
-   sum of δxᵀ over the sample's rows, a matrix product per sample. A layer is trusted only after
-   the same δ and x gave autograd's own gradient on a first batch, and each δ turned out to be
-   its own sample's: where a weight is tied, dimension 0 is the time, or the forward itself
-   differentiates, they do not.
+   sum of δxᵀ over the sample's rows, a matrix product per sample. A layer is trusted as in
+   `linear_layers`, and where each δ of a first batch turned out to be its own sample's: it is
+   not where dimension 0 is the time.
 2. vmap over samples elsewhere, in chunks that fit the memory for activations.
 3. A loop over samples where vmap fails, with a warning of what it costs.
 
@@ -24,13 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, replace_tensors, tensors_in
-from krylov_descent.linear_layers import LinearLayer, recorded_linear_layers
+from krylov_descent.linear_layers import (
+    LinearLayer,
+    recorded_linear_layers,
+    trust_tolerance,
+    uses_of_parameters,
+)
 from krylov_descent.losses import first_line
 from krylov_descent.network import Network, require_graph
 from krylov_descent.probes import epsilon_of
-
-# Under autocast and in tf32 autograd's own gradient is rounded to few digits.
-TRUST_TOLERANCE, COARSE_TOLERANCE = 1e-3, 3e-2
 
 
 class SquaredGradients:
@@ -75,7 +76,12 @@ class SquaredGradients:
         with recorded_linear_layers(network.eager) as layers:
             losses = network.sample_losses(batch, eager=True)
         require_graph(losses)
-        candidates = [layer for layer in layers if _may_factor(layer, batch.size)]
+        candidates = [
+            layer
+            for layer in layers
+            if {id(layer.module.weight), id(layer.module.bias)} & position.keys()
+            and _may_factor(layer, batch.size)
+        ]
         self.settled = all(id(layer.module) in self._trusted for layer in candidates)
         if not self.settled:
             self._decide_trust(losses, candidates, position, memory)
@@ -129,11 +135,13 @@ class SquaredGradients:
             for of, by in ((outputs, ones), (outputs, weights), (tensors, ones))
         ]
         deltas, weighted, exact = found
-        start = 0
+        uses, start = uses_of_parameters(losses), 0
         for layer in candidates:
             here = slice(start, start := start + len(layer.outputs))
-            fine = epsilon_of(layer.outputs[0].dtype, losses.device) < TRUST_TOLERANCE / 10
-            tolerance = TRUST_TOLERANCE if fine else COARSE_TOLERANCE
+            if not layer.is_all_of(uses, deltas[here]):
+                self._trusted[id(layer.module)] = False
+                continue
+            tolerance = trust_tolerance(epsilon_of(layer.outputs[0].dtype, losses.device))
             own = _own_samples(deltas[here], weighted[here], weights, tolerance)
             verdicts = []
             for p, gradient, _ in _factored(layer, deltas[here], memory):
@@ -180,7 +188,7 @@ class SquaredGradients:
         columns = tensors_in(nest)
         gradient = torch.vmap(torch.func.grad(loss_of_one), in_dims=(None, *(0 for _ in columns)))
         squares = [torch.zeros_like(tensor) for tensor in tensors]
-        chunk = max(1, memory // sum(tensor.nbytes for tensor in tensors))
+        chunk = max(1, memory // max(1, sum(tensor.nbytes for tensor in tensors)))
         # No graph towards the parameters that are not swapped; torch.func.grad makes its own.
         with torch.no_grad(), warnings.catch_warnings():
             # An operation without a batching rule is looped over inside: slower, not wrong.

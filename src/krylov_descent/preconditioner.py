@@ -10,7 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.objective import Objective
+from krylov_descent.sums import Evaluation
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ forward pass is done, and whether it differentiates by itself.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -95,7 +95,7 @@ def probe(network: Network, batch: Batch, model_signature: Signature) -> Finding
         bytes_per_sample = activation_bytes(network, few)
         with recorded_linear_layers(network.eager) as layers:
             losses = network.sample_losses(few, eager=True)
-        trusted = trusted_layers(network, losses, layers)
+        trusted = trusted_layers(network, losses, layers, epsilon_of(coarsest, device))
     return Findings(
         model_signature, few.size == 1, differentiates, coarsest, device, bytes_per_sample, trusted
     )
@@ -122,10 +122,7 @@ def activation_bytes(network: Network, few: Batch) -> float:
     """Bytes of activations a backward pass keeps per sample, at least 1."""
 
     def kept(batch: Batch) -> int:
-        with SavedBytes(network.parameters.tensors) as saved:
-            losses = network.sample_losses(batch)
-            total = saved.bytes + losses.nbytes
-        return total
+        return kept_bytes(lambda: network.sample_losses(batch), network.parameters.tensors)
 
     if few.size == 1:
         return max(1.0, float(kept(few)))
@@ -133,7 +130,36 @@ def activation_bytes(network: Network, few: Batch) -> float:
     return max(1.0, (kept(few) - kept(half)) / (few.size - half.size))
 
 
-class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+def kept_bytes(function: Callable[[], Any], parameters: list[Tensor]) -> int:
+    """Bytes that autograd keeps of a function, parameters left out, and of a tensor it returns."""
+    try:
+        with _SavedBytes(parameters) as saved:
+            result = function()
+        return saved.bytes + (result.nbytes if isinstance(result, Tensor) else 0)
+    except RuntimeError:
+        # Nothing may watch the derivatives of torch.func in a forward pass. All that is computed
+        # is the most that can be kept.
+        made = _ResultBytes()
+        with made:
+            function()
+        return made.bytes
+
+
+class _ResultBytes(TorchDispatchMode):
+    """Counts the bytes that operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.bytes += sum(tensor.nbytes for tensor in _tensors_of(result))
+        return result
+
+
+class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
     """Counts the bytes that autograd saves, each storage once and the parameters not at all."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
@@ -141,7 +167,7 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         self._parameters = {p.untyped_storage().data_ptr() for p in parameters}
         super().__init__(self._pack, lambda tensor: tensor)
 
-    def __enter__(self) -> "SavedBytes":  # type: ignore[override]
+    def __enter__(self) -> "_SavedBytes":  # type: ignore[override]
         super().__enter__()
         return self
 
@@ -171,7 +197,7 @@ class _CoarsestArithmetic(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for tensor in [result] if isinstance(result, Tensor) else _tensors_of(result):
+        for tensor in _tensors_of(result):
             if (
                 tensor.is_floating_point()
                 and torch.finfo(tensor.dtype).eps > torch.finfo(self.coarsest).eps
@@ -181,6 +207,8 @@ class _CoarsestArithmetic(TorchDispatchMode):
 
 
 def _tensors_of(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
     return [t for t in result if isinstance(t, Tensor)] if isinstance(result, tuple | list) else []
 
 

@@ -123,7 +123,9 @@ class Recordings:
         if name not in self._held or self._held[name][0] != key:
             self._held.pop(name, None)
             try:
-                recorded = record(_Aliased(self._network))
+                # What is recorded is what the current device does, whichever has the parameters.
+                with torch.cuda.device(self._network.parameters.device):
+                    recorded = record(_Aliased(self._network))
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as problem:
@@ -142,7 +144,7 @@ class Recordings:
     def _key(self, batch: Batch, given: tuple[Tensor, ...], fixed: tuple[Tensor, ...]) -> Key:
         network = self._network
         copied = [*tensors_in((batch.inputs, batch.targets)), *given]
-        places = [*network.parameters.tensors, *network.eager.buffers(), *fixed]
+        places = [*network.eager.parameters(), *network.eager.buffers(), *fixed]
         return (
             tuple((t.shape, t.dtype) for t in copied),
             tuple((t.data_ptr(), t.shape) for t in places),
@@ -256,16 +258,16 @@ def _copy(batch: Batch, static: Batch) -> None:
 
 
 @functools.cache
-def _recording_stream() -> torch.cuda.Stream:
+def _recording_stream(device: int) -> torch.cuda.Stream:
     """One for everything: autograd runs a backward pass on the stream of its forward pass."""
-    return torch.cuda.Stream()
+    return torch.cuda.Stream(device)
 
 
 def _record(
     function: Callable[[], Result], pool: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
     """Run a function once, so that libraries set themselves up, and record it."""
-    current, side = torch.cuda.current_stream(), _recording_stream()
+    current, side = torch.cuda.current_stream(), _recording_stream(torch.cuda.current_device())
     side.wait_stream(current)
     with torch.cuda.stream(side):
         function()

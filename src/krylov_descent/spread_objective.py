@@ -79,7 +79,7 @@ class SpreadObjective:
         for k in range(NOISE_POINTS):
             self._move(gradient * (-k * spacing))
             with self._ranks.own_work():
-                rows.append(self._objective.losses(self._set))
+                rows.append(self._objective.comparable_losses(self._set))
             self.samples_seen += self.samples
         noise = noise_over_ranks(rows, NOISE_POINTS, self._ranks)
         if not math.isfinite(noise):

@@ -87,7 +87,7 @@ class SubspaceObjective:
         epsilon: float = self._objective.findings.epsilon
         spacing = 0.1 * epsilon ** (1 / 3)
         losses = self._losses_at([gradient * (-k * spacing) for k in range(NOISE_POINTS)])
-        self.samples_seen += losses.numel()
+        self.samples_seen += NOISE_POINTS * self.samples
         if not bool(losses.isfinite().all()):
             # No neighbourhood to look at; rounding of the last operation is the least there is.
             return epsilon * abs(value) / math.sqrt(self.samples)
@@ -98,7 +98,10 @@ class SubspaceObjective:
         return self._objective.value(self._set)
 
     def _losses_at(self, points: list[Tensor]) -> Tensor:
-        """Per-sample losses at some points, [points, |C|] in float64 on the CPU."""
+        """Per-sample losses at some points, [points, |C|] in float64 on the CPU.
+
+        Where C comes in another order each time, their sums [points, 1].
+        """
         recording = None
         if self._evaluation is not None and self._batch is not None:
             recording = self._record_losses(
@@ -110,7 +113,7 @@ class SubspaceObjective:
         rows = []
         for a in points:
             self._move(a)
-            rows.append(self._objective.losses(self._set))
+            rows.append(self._objective.comparable_losses(self._set))
         return torch.stack(rows)
 
     def _move(self, a: Tensor) -> None:
@@ -153,7 +156,7 @@ class SubspaceObjective:
             evaluate,
             batch,
             theta,
-            theta.new_tensor(self._normaliser),
+            torch.tensor(self._normaliser, dtype=torch.float64, device=theta.device),
             theta.new_zeros(len(slots)),
             fixed=(slots,),
         )

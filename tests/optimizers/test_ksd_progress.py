@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from krylov_descent import KSD, FisherDiagonal, Identity, Status
 from krylov_descent.curvature import CurvatureKind
-from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.objective import Objective
+from krylov_descent.sums import Evaluation
 from tests import dense
 from tests.problems import Problem, make, physics_informed
 

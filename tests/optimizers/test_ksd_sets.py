@@ -147,6 +147,23 @@ def test_sets_by_hand_are_taken_as_given() -> None:
         assert float((theta(other) - found).norm()) > 1e-3 * float((found - before).norm())
 
 
+@pytest.mark.parametrize("kept", [{}, {"basis_dtype": torch.bfloat16}])
+def test_another_order_of_c_at_each_walk_is_no_noise(kept: dict[str, Any]) -> None:
+    model, (x, y) = network(), samples()
+    optimizer = KSD(model, nn.MSELoss(), dimension=4, **kept)
+    shuffled = DataLoader(Pairs(x, y), batch_size=8, shuffle=True)
+    result = optimizer.step((x, y), objective_data=shuffled)
+    assert result.noise < 1e-12
+    assert result.iterations > 2
+
+
+def test_c_cannot_be_walked_over_only_once() -> None:
+    x, y = samples()
+    optimizer = KSD(network(), nn.MSELoss(), dimension=3, subset_size=8)
+    with pytest.raises(TypeError, match="walks over `objective_data` several times"):
+        optimizer.step((x, y), objective_data=iter([(x, y)]))
+
+
 @pytest.mark.parametrize("given", ["curvature_data", "objective_data"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_other_set_is_drawn(given: str, streamed: bool) -> None:

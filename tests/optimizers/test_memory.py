@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD, FisherDiagonal
-from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.objective import Objective
+from krylov_descent.sums import Evaluation
 
 K = 10
 WIDTHS = 800, 800, 800  # two layers, 1.3 million parameters, 5 MB

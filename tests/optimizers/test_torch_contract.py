@@ -216,6 +216,18 @@ def test_gradients_or_a_closure_instead_of_data_are_refused() -> None:
     assert optimizer.step(samples()).status is Status.MOVED
 
 
+def test_an_inherited_precision_goes_on_being_inherited() -> None:
+    backends: Any = torch.backends  # whose annotations lack the setting
+    before = backends.fp32_precision
+    try:
+        backends.fp32_precision = "tf32"
+        plain(network()).step(samples())
+        backends.fp32_precision = "ieee"
+        assert backends.cuda.matmul.fp32_precision == "ieee"
+    finally:
+        backends.fp32_precision = before
+
+
 def test_gradients_of_the_user_are_neither_read_nor_written() -> None:
     model, twin = network(), network()
     for p in model.parameters():

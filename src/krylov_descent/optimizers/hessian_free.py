@@ -13,10 +13,11 @@ from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.damping import adapted_damping, reduction_ratio
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
-from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.objective import Objective
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
+from krylov_descent.sums import Evaluation
 
 LAST_ITERATE = "last_iterate"  # of CG, not the one that was chosen
 START_DECAY = 0.95

@@ -14,7 +14,7 @@ from krylov_descent.bfgs import BFGSResult, minimize_bfgs
 from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
-from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.objective import Objective
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.ksd_spaces import (
@@ -28,6 +28,7 @@ from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.preconditioner import Preconditioner, make_preconditioner
 from krylov_descent.subsets import Reservoir, Size, SubsetSizes, draw
 from krylov_descent.subspace import Coordinates
+from krylov_descent.sums import Evaluation
 
 PREVIOUS_STEP = "previous_step"
 SCALED_AWAY = "the step scaled by `lr` is no decrease; the parameters are unchanged"
@@ -109,8 +110,8 @@ class KSD(DataOptimizer):
 
     Activations: those of one micro-batch; for curvature products the graphs of all of B while
     they fit `activation_memory`, else they are rebuilt for each product (`graphs_kept`). With CUDA
-    graphs, which are for models up to 16 MiB, the activations of B and C and up to four vectors
-    more stay allocated between steps.
+    graphs, which are for models up to 16 MiB, the basis, activations (of A up to 1 GiB) and each
+    recording's own working vectors stay allocated between steps, beyond the table.
 
     Example:
         >>> optimizer = KSD(model, torch.nn.CrossEntropyLoss())
@@ -235,9 +236,11 @@ class KSD(DataOptimizer):
 @contextmanager
 def _matmul_in_tf32(wanted: bool) -> Iterator[None]:
     """Matrix products in TensorFloat-32 for a while."""
+    if not wanted:  # to write back what was read would end its being inherited
+        yield
+        return
     settings = torch.backends.cuda.matmul
-    before = settings.fp32_precision
-    settings.fp32_precision = "tf32" if wanted else before
+    before, settings.fp32_precision = settings.fp32_precision, "tf32"
     try:
         yield
     finally:
@@ -329,7 +332,7 @@ class _Step:
         if curvature_data is not None:
             sets[0] = optimizer._samples(curvature_data, "curvature_data")
         if objective_data is not None:
-            sets[1] = optimizer._samples(objective_data, "objective_data")
+            sets[1] = optimizer._samples(objective_data, "objective_data", repeatable=True)
         self.account.lap("gradient")
         return found, sets[0], sets[1]
 

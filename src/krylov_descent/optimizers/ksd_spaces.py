@@ -71,7 +71,9 @@ class Spaces:
         preconditioner, dimension = self.preconditioner, self.dimension
         if ranks.together or self.basis == "sharded" or not self.storage.is_plain:
             return self._stored(product, gradient, previous)
-        found = recorded_basis(product, preconditioner, gradient, previous(), dimension)
+        found = None
+        if product.objective.recordings.possible:
+            found = recorded_basis(product, preconditioner, gradient, previous(), dimension)
         if found is None:
             found = krylov_basis(product, preconditioner.solve, gradient, previous(), dimension)
         return found

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from krylov_descent.batches import Samples
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
-from krylov_descent.objective import Evaluation
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
+from krylov_descent.sums import Evaluation
 
 
 class LBFGS(DataOptimizer):

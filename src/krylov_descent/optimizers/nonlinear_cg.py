@@ -6,7 +6,7 @@ from typing import Any, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.batches import InMemory, Samples
+from krylov_descent.batches import Samples
 from krylov_descent.conjugate_directions import (
     Formula,
     Memory,
@@ -17,10 +17,11 @@ from krylov_descent.conjugate_directions import (
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.noise import noise_over_ranks
-from krylov_descent.objective import Evaluation, Objective
+from krylov_descent.objective import Objective
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
+from krylov_descent.sums import Evaluation
 
 DIRECTION, GRADIENT = "direction", "gradient"
 NOISE_POINTS = 4
@@ -253,10 +254,7 @@ class _Step:
         for k in range(NOISE_POINTS):
             self.objective.parameters.assign(theta - k * spacing * start.gradient)
             with self.ranks.own_work():
-                losses = self.objective.losses(self.data)
-                # A loader may deal in another order each time; only the sum can be compared then.
-                same_order = isinstance(self.data, InMemory)
-                rows.append(losses if same_order else losses.sum().reshape(1))
+                rows.append(self.objective.comparable_losses(self.data))
             self.account.count(start.samples)
         noise = noise_over_ranks(rows, NOISE_POINTS, self.ranks)
         if not math.isfinite(noise):
