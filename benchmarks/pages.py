@@ -104,7 +104,10 @@ def exhibit_table(shown: Exhibit, base: Path) -> str:
 def words_table(base: Path) -> str:
     """What `ksd words` found with the network of Table 2's KSD, as Markdown."""
     (run,) = (cell for cell in exhibit("table2").of_rows(["speech"]) if cell.column == BEST)
-    found = json.loads((run.folder(base).path / "words.json").read_text(encoding="utf-8"))
+    path = run.folder(base).path / "words.json"
+    if not path.exists():
+        return NOT_MEASURED
+    found = json.loads(path.read_text(encoding="utf-8"))
     text = [
         "| noise | frame error | words: hybrid | Tandem | MFCC alone |",
         "| --- | ---: | ---: | ---: | ---: |",
