@@ -230,6 +230,7 @@ def test_wrong_usage_is_exit_code_2(ksd: Ksd, words: list[str], hint: str) -> No
         (["report", "nowhere"], "nowhere is not a run folder and holds none"),
         (["reproduce", "tabel2"], "did you mean 'table2'?"),
         (["reproduce", "table2", "--rows", "mnist"], "did you mean 'mnist-"),
+        (["reproduce", "table2", "--show"], "holds no run of table2 yet"),
         (["problems", "curve"], "did you mean 'curves'?"),
         (["optimizers", "ksdd"], "did you mean 'ksd'?"),
         (["data", "fetch", "mnis"], "did you mean 'mnist'?"),
@@ -452,6 +453,9 @@ def test_a_table_is_made_once_and_shows_what_is_missing(ksd: Ksd) -> None:
     assert "curves, KSD, paper's settings: there already" in second.out
     assert (base / "curves" / "hf" / "metrics.jsonl").read_text() == kept
     assert table == second.out[second.out.index("A table") :]
+    shown = ksd("reproduce", "table0", "--quick", "--show")  # MNIST is not asked for, nor fetched
+    assert shown.code == 0
+    assert table == shown.out[shown.out.index("A table") :]
 
 
 @pytest.mark.usefixtures("small_exhibits")

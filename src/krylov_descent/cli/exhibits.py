@@ -19,6 +19,7 @@ from krylov_descent.cli.running import (
 from krylov_descent.laboratory.exhibit_lines import headings, lines
 from krylov_descent.laboratory.figures import draw_convergence
 from krylov_descent.laboratory.problems.problem import Problem
+from krylov_descent.laboratory.record import RunFolderError
 from krylov_descent.laboratory.reproduce import EXHIBITS, Cell, Exhibit, exhibit
 from krylov_descent.laboratory.results import summarize
 from krylov_descent.laboratory.runs import load
@@ -70,6 +71,10 @@ def reproduce(
     chosen = [row.strip() for row in rows.split(",")] if rows else wanted.rows
     cells = wanted.of_rows(chosen)
     base = folder or Path("runs") / f"reproduce{'-quick' if quick else ''}"
+    if show_only and not any(cell.folder(base).started for cell in wanted.cells):
+        raise RunFolderError(
+            f"{base} holds no run of {name} yet: leave out --show, or name another --folder"
+        )
     try:
         if not show_only:
             _fill(wanted, cells, base, data)
