@@ -19,6 +19,7 @@ def draw_convergence(runs: Mapping[str, RunFolder], path: Path, *, title: str, e
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure = Figure(figsize=(7.5, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
@@ -37,6 +38,10 @@ def draw_convergence(runs: Mapping[str, RunFolder], path: Path, *, title: str, e
     axes.set(title=title, xlabel="seconds of training", ylabel=error)
     if there:
         axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(NullFormatter())
     axes.grid(visible=True, which="both", alpha=0.25)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
