@@ -15,10 +15,10 @@ from krylov_descent.noise import noise_over_ranks
 from krylov_descent.objective import Objective
 from krylov_descent.stored_subspace import StoredSubspace
 from krylov_descent.subspace import Coordinates
-from krylov_descent.subspace_objective import NOISE_POINTS
+from krylov_descent.subspace_objective import NOISE_POINTS, ObjectiveAround, noise_points
 
 
-class SpreadObjective:
+class SpreadObjective(ObjectiveAround):
     """f_C over the coordinates of a subspace, around θ.
 
     Evaluating writes the point into the module's parameters and leaves it there.
@@ -43,15 +43,10 @@ class SpreadObjective:
         subspace: StoredSubspace,
         coordinates: Coordinates,
     ) -> None:
-        self._objective, self._set, self._theta = objective, samples, theta
-        self._subspace, self._coordinates, self._ranks = subspace, coordinates, objective.ranks
+        super().__init__(objective, samples, theta, subspace, coordinates)
+        self._subspace, self._ranks = subspace, objective.ranks
         whole = objective.count(samples)
         self.samples, self._normaliser = whole.samples, whole.normaliser
-        self.samples_seen = 0
-
-    def direction(self, a: Tensor) -> Tensor:
-        """V̄a, a vector [n]."""
-        return self._subspace.combine(self._coordinates.to_basis(a))
 
     def __call__(self, a: Tensor) -> tuple[float, Tensor]:
         """Value and gradient V̄ᵀ∇f [r] in float64 on the CPU at a [r]; one gradient over C.
@@ -74,21 +69,13 @@ class SpreadObjective:
             gradient: there [r].
         """
         epsilon = self._objective.epsilon()
-        spacing = 0.1 * epsilon ** (1 / 3)
         rows = []
-        for k in range(NOISE_POINTS):
-            self._move(gradient * (-k * spacing))
+        for a in noise_points(gradient, epsilon):
+            self._move(a)
             with self._ranks.own_work():
                 rows.append(self._objective.comparable_losses(self._set))
             self.samples_seen += self.samples
         noise = noise_over_ranks(rows, NOISE_POINTS, self._ranks)
         if not math.isfinite(noise):
-            return epsilon * abs(value) / math.sqrt(self.samples)
+            return self._least_noise(epsilon, value)
         return noise / self._normaliser
-
-    def value(self) -> float:
-        """f_C at the parameters as they are."""
-        return self._objective.value(self._set)
-
-    def _move(self, a: Tensor) -> None:
-        self._objective.parameters.assign(self._theta + self.direction(a))

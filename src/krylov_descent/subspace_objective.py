@@ -6,6 +6,7 @@ depends on float64, float32, tf32 or bfloat16, on the model and on the number of
 """
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +22,67 @@ from krylov_descent.subspace import Coordinates, Subspace
 NOISE_POINTS = 4
 
 
-class SubspaceObjective:
+class Combines(Protocol):
+    """A basis V, however it is kept."""
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """V c as a vector [n], for small c [r] (float64, CPU)."""
+
+
+class ObjectiveAround:
+    """What every f_C around θ has in common: how its points are reached, and what rounding costs.
+
+    Args:
+        objective: f.
+        samples: the set C.
+        theta: θ [n], an exact copy.
+        basis: V.
+        coordinates: C of Ĥ = CCᵀ.
+    """
+
+    samples: int
+    samples_seen = 0
+
+    def __init__(
+        self,
+        objective: Objective,
+        samples: Samples,
+        theta: Tensor,
+        basis: Combines,
+        coordinates: Coordinates,
+    ) -> None:
+        self._objective, self._set, self._theta = objective, samples, theta
+        self._basis, self._coordinates = basis, coordinates
+
+    def direction(self, a: Tensor) -> Tensor:
+        """V̄a, a vector [n]."""
+        return self._basis.combine(self._coordinates.to_basis(a))
+
+    def value(self) -> float:
+        """f_C at the parameters as they are."""
+        return self._objective.value(self._set)
+
+    def _move(self, a: Tensor) -> None:
+        self._objective.parameters.assign(self._theta + self.direction(a))
+
+    def _least_noise(self, epsilon: float, value: float) -> float:
+        """Where there is no neighbourhood to look at: rounding of the last operation alone."""
+        return epsilon * abs(value) / math.sqrt(self.samples)
+
+
+def noise_points(gradient: Tensor, epsilon: float) -> list[Tensor]:
+    """Points a little apart along the first direction, for measuring noise.
+
+    What is left of the values there after third differences is noise, if the points are so close
+    that the objective itself is a quadratic. In these coordinates a full step is about the
+    gradient's length; a fraction of a tenth of ε^⅓ of that makes the cubic part a thousandth of
+    the rounding.
+    """
+    spacing = 0.1 * epsilon ** (1 / 3)
+    return [gradient * (-k * spacing) for k in range(NOISE_POINTS)]
+
+
+class SubspaceObjective(ObjectiveAround):
     """f_C over the coordinates of a subspace, around θ.
 
     Evaluating writes the point into the module's parameters and leaves it there. On a GPU an
@@ -48,16 +109,12 @@ class SubspaceObjective:
         subspace: Subspace,
         coordinates: Coordinates,
     ) -> None:
-        self._objective, self._set, self._theta = objective, samples, theta
-        self._subspace, self._coordinates = subspace, coordinates
-        self.samples, self.samples_seen, self._normaliser = 0, 0, 1.0
+        super().__init__(objective, samples, theta, subspace, coordinates)
+        self._subspace = subspace
+        self.samples, self._normaliser = 0, 1.0
         batch = None if subspace.slots is None else objective.single_batch(samples)
         self._evaluation = None if batch is None else self._record_evaluation(batch)
         self._batch = batch
-
-    def direction(self, a: Tensor) -> Tensor:
-        """V̄a, a vector [n]."""
-        return self._subspace.combine(self._coordinates.to_basis(a))
 
     def __call__(self, a: Tensor) -> tuple[float, Tensor]:
         """Value and gradient V̄ᵀ∇f [r] in float64 on the CPU at a [r]; one gradient over C."""
@@ -75,27 +132,16 @@ class SubspaceObjective:
     def noise(self, value: float, gradient: Tensor) -> float:
         """Standard deviation of the rounding error of a value; four forward passes over C.
 
-        Values at points a little apart along the first direction: what is left of them after
-        third differences is noise, if the points are so close that the objective itself is a
-        quadratic there. In these coordinates a full step is about the gradient's length; a
-        fraction of a tenth of ε^⅓ of that makes the cubic part a thousandth of the rounding.
-
         Args:
             value: at a = 0.
             gradient: there [r].
         """
         epsilon: float = self._objective.findings.epsilon
-        spacing = 0.1 * epsilon ** (1 / 3)
-        losses = self._losses_at([gradient * (-k * spacing) for k in range(NOISE_POINTS)])
+        losses = self._losses_at(noise_points(gradient, epsilon))
         self.samples_seen += NOISE_POINTS * self.samples
         if not bool(losses.isfinite().all()):
-            # No neighbourhood to look at; rounding of the last operation is the least there is.
-            return epsilon * abs(value) / math.sqrt(self.samples)
+            return self._least_noise(epsilon, value)
         return noise_of_sum(losses) / self._normaliser
-
-    def value(self) -> float:
-        """f_C at the parameters as they are."""
-        return self._objective.value(self._set)
 
     def _losses_at(self, points: list[Tensor]) -> Tensor:
         """Per-sample losses at some points, [points, |C|] in float64 on the CPU.
@@ -115,9 +161,6 @@ class SubspaceObjective:
             self._move(a)
             rows.append(self._objective.comparable_losses(self._set))
         return torch.stack(rows)
-
-    def _move(self, a: Tensor) -> None:
-        self._objective.parameters.assign(self._theta + self.direction(a))
 
     # Recordings -----------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from krylov_descent.laboratory.problems.problem import (
     bernoulli_cross_entropy,
     softmax_cross_entropy,
 )
+from krylov_descent.laboratory.problems.sequences import TASKS
 from krylov_descent.laboratory.rbm import PretrainingEpoch
 
 
@@ -163,7 +164,7 @@ def test_unknown_names_and_options_suggest_the_nearest(small: Problem) -> None:
 
 
 def test_every_entry_describes_itself() -> None:
-    assert set(PROBLEMS) >= {"curves", "speech", "starcraft", *MNIST_PUBLISHED}
+    assert set(PROBLEMS) == {"curves", "speech", "starcraft", *MNIST_PUBLISHED, *TASKS}
     for name, entry in PROBLEMS.items():
         assert entry.name == name
         assert entry.title

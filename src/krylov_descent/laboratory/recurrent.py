@@ -30,26 +30,27 @@ class Recurrence(nn.Module):
     Args:
         inputs: numbers per step, with the 1 that stands for the bias.
         units: of the hidden state.
-        gates: numbers per unit that a step computes.
         answers: how many of the last states are given out.
         device: of the parameters.
         dtype: of the parameters.
     """
 
+    gates: int  # numbers per unit that a step computes
+
     def __init__(
         self,
         inputs: int,
         units: int,
-        *,
-        gates: int,
         answers: int = 1,
+        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.units, self.answers = units, answers
-        self.inputs = nn.Linear(inputs, gates * units, bias=False, device=device, dtype=dtype)
-        self.recurrent = nn.Linear(units, gates * units, bias=False, device=device, dtype=dtype)
+        width = self.gates * units
+        self.inputs = nn.Linear(inputs, width, bias=False, device=device, dtype=dtype)
+        self.recurrent = nn.Linear(units, width, bias=False, device=device, dtype=dtype)
 
     def forward(self, sequences: Tensor) -> Tensor:
         """One product for the inputs of all steps, then step by step."""
@@ -73,16 +74,7 @@ class Recurrence(nn.Module):
 class TanhRecurrence(Recurrence):
     """hₜ = tanh(U xₜ + W hₜ₋₁)."""
 
-    def __init__(
-        self,
-        inputs: int,
-        units: int,
-        answers: int = 1,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(inputs, units, gates=1, answers=answers, device=device, dtype=dtype)
+    gates = 1
 
     def beginning(self, zero: Tensor) -> State:
         return (zero,)
@@ -97,16 +89,7 @@ class LstmRecurrence(Recurrence):
     The logistic ones (i, f, o) stand side by side so that one operation computes them.
     """
 
-    def __init__(
-        self,
-        inputs: int,
-        units: int,
-        answers: int = 1,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(inputs, units, gates=4, answers=answers, device=device, dtype=dtype)
+    gates = 4
 
     def beginning(self, zero: Tensor) -> State:
         return zero, zero
