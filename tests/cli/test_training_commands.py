@@ -1,0 +1,170 @@
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from krylov_descent.laboratory.record import RunFolder
+from krylov_descent.laboratory.runs import settings_of
+from krylov_descent.laboratory.training import Limits
+from tests.cli.asking import ADAM, TINY, Ksd, fits
+
+
+def test_a_run_is_told_and_recorded(ksd: Ksd) -> None:
+    answer = ksd(*ADAM, "--iterations", "2", "--tensorboard")
+    assert answer.code == 0
+    folder = Path("runs/curves-small-adam-0")
+    table = answer.out[answer.out.index("squared error per image") :]
+    assert fits(table)
+    assert re.search(r"Adam( +[\d.]+){3} +2 +2\.0 +[\d.]+ +iterations", table)
+    assert "It ended because the limit on iterations was reached.\n" in answer.out
+    assert answer.out.endswith(f"Run folder: {folder}\n")
+    assert len(RunFolder(folder).rows()) == 3
+    assert list((folder / "events").iterdir())
+    lines = [line for line in answer.out.splitlines() if line.startswith("Adam on CURVES")]
+    assert len(lines) == 2  # without a terminal: the first and the last
+    assert "iteration 0," in lines[0]
+    assert "iteration 2," in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "ending"),
+    [
+        (["--passes", "2.5"], "passes"),
+        (["--seconds", "0"], "seconds"),
+        (["--target", "1e9"], "solved"),
+    ],
+)
+def test_limits(ksd: Ksd, limit: list[str], ending: str) -> None:
+    assert ksd(*ADAM, *limit).code == 0
+    outcome = RunFolder(Path("runs/curves-small-adam-0")).outcome()
+    assert outcome is not None
+    assert outcome["ending"] == ending
+    assert ending != "passes" or outcome["last"]["iteration"] == 3
+
+
+def test_the_recorded_command_makes_the_same_run(ksd: Ksd) -> None:
+    words = ["--set", "betas=(0.8, 0.9)", "--initialization", "glorot", "--dtype", "float64"]
+    assert ksd(*ADAM, *words, "--iterations", "2", "--no-early-stop", "--seed", "3").code == 0
+    folder = RunFolder(Path("runs/curves-small-adam-3"))
+    config = folder.config()
+    copy = Path("copy")
+    command = shlex.split(config["command"].replace(str(folder.path), str(copy)))
+    assert command[0] == "ksd"
+    assert ksd(*command[1:]).code == 0
+    again = RunFolder(copy).config()
+    assert settings_of(again) == settings_of(config)
+    assert [row["train"] for row in RunFolder(copy).rows()] == [
+        row["train"] for row in folder.rows()
+    ]
+
+
+def test_a_second_run_in_the_same_folder_is_refused(ksd: Ksd) -> None:
+    assert ksd(*ADAM, "--iterations", "1").code == 0
+    assert "holds a run already: go on with it by --resume" in ksd(*ADAM).sentence
+
+
+def test_resuming_takes_new_limits_and_refuses_new_settings(ksd: Ksd) -> None:
+    folder = RunFolder(Path("run"))
+    assert ksd(*ADAM, "--iterations", "2", "--no-early-stop", "--folder", "run").code == 0
+    for words, sentence in (
+        (["--seed", "1"], "started with seed = 0, not 1"),
+        (["--optimizer", "ksd"], 'optimizer = "adam", not "ksd"'),
+        (["--set", "lr=0.1"], 'optimizer_options = {}, not {"lr": 0.1}'),
+        (["--problem-set", "train=31"], "problem_options = "),
+        (["--dtype", "float64"], 'dtype = "float32", not "float64"'),
+        (["mnist-classifier"], 'problem = "curves", not "mnist-classifier"'),
+    ):
+        assert sentence in ksd("train", "--resume", "run", *words).sentence, words
+    assert len(folder.rows()) == 3
+    # The same settings in so many words are no others.
+    same = ["curves", "--optimizer", "adam", "--seed", "0", *TINY]
+    assert ksd("train", "--resume", "run", *same, "--passes", "4").code == 0
+    assert len(folder.rows()) == 5
+    limits = settings_of(folder.config()).limits
+    assert limits == Limits(passes=4.0, early_stop=None)
+    assert folder.config()["command"].endswith("--passes 4.0 --no-early-stop --folder run")
+
+
+def test_resuming_keeps_the_target_or_takes_a_new_one(ksd: Ksd) -> None:
+    folder = RunFolder(Path("run"))
+    assert ksd(*ADAM, "--iterations", "1", "--target", "1e-6", "--folder", "run").code == 0
+    assert "--target 1e-06" in folder.config()["command"]
+    assert ksd("train", "--resume", "run", "--iterations", "2").code == 0
+    assert settings_of(folder.config()).limits == Limits(iterations=2, target=1e-6)
+    assert ksd("train", "--resume", "run", "--target", "1e9").code == 0
+    assert settings_of(folder.config()).limits == Limits(iterations=2, target=1e9)
+    assert len(folder.rows()) == 3
+
+
+def test_a_damaged_run_folder_is_one_sentence(ksd: Ksd) -> None:
+    assert ksd(*ADAM, "--iterations", "1", "--folder", "run").code == 0
+    checkpoint = Path("run/checkpoint.pt")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:5_000])
+    assert "run/checkpoint.pt is damaged" in ksd("train", "--resume", "run").sentence
+    checkpoint.unlink()
+    assert "there is no checkpoint at run/checkpoint.pt" in ksd("train", "--resume", "run").sentence
+    Path("run/config.json").write_text("{")
+    assert "run/config.json is damaged" in ksd("train", "--resume", "run").sentence
+
+
+def test_a_file_where_the_folder_should_be_is_one_sentence(ksd: Ksd) -> None:
+    Path("runs").write_text("")
+    assert "the run folder runs/curves-small-adam-0 cannot be" in ksd(*ADAM).sentence
+
+
+# Comparing and reporting ----------------------------------------------------------------------
+
+
+def test_a_comparison_is_made_once_and_filled_up(ksd: Ksd, tmp_path: Path) -> None:
+    words = ["compare", "curves", *TINY, "--seconds", "0.05", "--optimizers"]
+    first = ksd(*words, "adam,sgd,adam")
+    assert first.code == 0
+    base = Path("runs/compare-curves-small-0")
+    assert first.out.endswith(f"Report: {base}/report.html\n")
+    before = {name: (base / name / "metrics.jsonl").read_text() for name in ("adam", "sgd")}
+    starts = [json.loads(text.splitlines()[0])["train"] for text in before.values()]
+    assert starts[0] == starts[1]
+    shutil.rmtree(base / "sgd")
+    second = ksd(*words, "adam,sgd,torch.optim.RMSprop")
+    assert second.code == 0
+    assert "Adam: there already" in second.out
+    assert "SGD (Nesterov): there already" not in second.out
+    assert (base / "adam" / "metrics.jsonl").read_text() == before["adam"]
+    for title in ("Adam", "SGD (Nesterov)", "RMSprop"):
+        assert re.search(rf"^ {re.escape(title)} .* seconds", second.out, re.MULTILINE)
+    assert len(list(base.glob("*/outcome.json"))) == 3
+    # More time is more to do; another start is another comparison.
+    assert "there already" not in ksd(*words, "adam", "--seconds", "0.1").out
+    outcome = RunFolder(base / "adam").outcome()
+    assert outcome is not None
+    assert outcome["last"]["seconds"] >= 0.1
+    refused = ksd(*words, "adam", "--initialization", "glorot", "--folder", str(base))
+    assert 'was started with initialization = "sparse", not "glorot"' in refused.sentence
+
+
+def test_a_comparison_goes_on_with_what_was_begun(ksd: Ksd) -> None:
+    base = Path("runs/compare-curves-small-0")
+    words = ["compare", "curves", *TINY, "--optimizers", "adam", "--seconds", "0.1"]
+    assert ksd(*words).code == 0
+    folder = RunFolder(base / "adam")
+    before = [row["train"] for row in folder.rows()]
+    (folder.path / "outcome.json").unlink()
+    assert ksd(*words).code == 0
+    assert [row["train"] for row in folder.rows()][: len(before)] == before
+    assert folder.finished
+
+
+def test_a_report_of_different_problems(ksd: Ksd, tmp_path: Path) -> None:
+    assert ksd(*ADAM, "--iterations", "1").code == 0
+    words = [*ADAM, "--iterations", "1", "--problem-set", "code_size=3", "--folder", "runs/three"]
+    assert ksd(*words).code == 0
+    Path("runs/curves-small-adam-0/checkpoint.pt").write_bytes(b"")
+    answer = ksd("report", "runs", "-o", "page.html")
+    assert answer.code == 0
+    assert answer.out == "Report: page.html\n"
+    assert "No reconstructions for curves: the checkpoint" in answer.err
+    page = Path("page.html").read_text()
+    assert "data:image/png" in page  # of the other one
