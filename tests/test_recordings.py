@@ -1,5 +1,6 @@
 """Recorded products and evaluations give the numbers of those that are not recorded."""
 
+import threading
 import warnings
 from collections.abc import Callable
 
@@ -49,6 +50,28 @@ def test_a_recorded_run_is_the_plain_run(method: Callable[..., KSD | HessianFree
         optimizer = method(small_net(torch.float64), nn.CrossEntropyLoss(), cuda_graphs=recorded)
         losses.append([optimizer.step(data).loss for _ in range(6)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+def test_other_threads_may_use_the_device_meanwhile() -> None:
+    """As those of data loaders do, which would break a recording that minds."""
+    over = threading.Event()
+
+    def copy() -> None:
+        while not over.is_set():
+            torch.ones(100_000).to("cuda")
+            torch.cuda.synchronize()
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(3):
+                optimizer = KSD(small_net(), nn.CrossEntropyLoss())
+                assert [optimizer.step(samples(200)).status.moved for _ in range(3)]
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_a_changed_number_in_the_forward_pass_is_seen() -> None:

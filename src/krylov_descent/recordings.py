@@ -274,7 +274,8 @@ def _record(
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=side):
+        # Other threads, of data loaders, may go on copying to the device meanwhile.
+        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             result = function()
     except BaseException:
         # torch leaves the recording's stream in place when the recording fails.

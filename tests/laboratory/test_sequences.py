@@ -98,33 +98,66 @@ def test_five_bits_are_the_same_in_all_sets() -> None:
 def test_the_defaults_are_the_published_sizes() -> None:
     problem = load_problem("xor", validation=0)
     assert problem.validation is None
-    assert problem.train[0].shape == (20_000, 55, 3)
+    assert problem.train[0].shape == (40_000, 55, 3)
     assert recurrence(problem).units == 100
     assert problem.title == "Xor, length 50"
     assert TASKS["addition"].length == 100
     assert load_problem("xor", size="small").train[0].shape[1] == 22
 
 
-def test_the_starting_weights_have_a_spectral_radius_by_name() -> None:
+def test_every_step_gets_new_sequences_of_the_same_kind() -> None:
+    problem = few("temporal-order")
+    assert problem.validation is not None
+    first, second = problem.samples(0), problem.samples(1)
+    sets = [problem.train, problem.validation, problem.test, first, second]
+    assert len({inputs.numpy().tobytes() for inputs, _ in sets}) == len(sets)
+    assert first[0].shape == second[0].shape == problem.train[0].shape
+    assert torch.equal(first[0], few("temporal-order").samples(0)[0])
+    assert not torch.equal(first[0], few("temporal-order", seed=1).samples(0)[0])
+
+
+def test_new_sequences_go_where_the_problem_is_and_are_parted_like_it() -> None:
+    problem = few("addition")
+    inputs, targets = problem.to("cpu", torch.float64).part(1, 2).samples(3)
+    assert inputs.dtype == targets.dtype == torch.float64
+    assert torch.equal(inputs, problem.samples(3)[0][10:].double())
+    assert torch.equal(targets, problem.samples(3)[1][10:].double())
+
+
+def test_five_bits_are_never_drawn_anew() -> None:
     problem = load_problem("memorization-5")
-    own = recurrence(problem).recurrent.weight.detach()
-    assert float(torch.linalg.eigvals(own).abs().max()) == pytest.approx(1.1, rel=1e-4)
-    theirs = recurrence(problem, "martens-sutskever")
-    ratio = theirs.inputs.weight.detach().std() / recurrence(problem).inputs.weight.detach().std()
-    assert float(ratio) == pytest.approx(10, rel=1e-4)
-    lstm = recurrence(load_problem("memorization-5", cell="lstm")).inputs.weight.detach()
-    assert float(lstm[:, -1].view(4, -1)[1].min()) == pytest.approx(math.log(100))
-    with pytest.raises(UnknownNameError, match="did you mean 'recurrent'"):
-        problem.make_model(initialization="recurent")
+    assert problem.samples(7) is problem.train
+
+
+@pytest.mark.parametrize("cell", ["rnn", "lstm"])
+def test_the_starting_weights_are_orthogonal(cell: str) -> None:
+    problem = load_problem("memorization-5", cell=cell)
+    inner = recurrence(problem)
+    for own in inner.recurrent.weight.detach().double().split(inner.units):
+        torch.testing.assert_close(
+            own @ own.T, torch.eye(inner.units, dtype=torch.float64), rtol=0, atol=1e-5
+        )
+    if cell == "lstm":
+        biases = inner.inputs.weight.detach()[:, -1].view(4, -1)
+        assert float(biases[1].min()) == pytest.approx(math.log(100))
+
+
+def test_the_other_starting_weights_have_a_name() -> None:
+    problem = load_problem("memorization-5")
+    theirs, own = recurrence(problem, "martens-sutskever"), recurrence(problem)
+    assert bool(theirs.recurrent.weight.ne(0).sum(1).eq(15).all())
+    ratio = theirs.inputs.weight.detach().std() / own.inputs.weight.detach().std()
+    assert float(ratio) == pytest.approx(10, rel=0.3)
+    with pytest.raises(UnknownNameError, match="did you mean 'orthogonal'"):
+        problem.make_model(initialization="ortogonal")
 
 
 def test_the_user_s_options_replace_those_that_suit_the_problem() -> None:
     problem = few("addition")
     model = problem.make_model()
-    assert "Identity" in type(contender("ksd").make(problem, model, 0, {}).preconditioner).__name__
-    given = {"preconditioner": "fisher-diagonal"}
-    other = contender("ksd").make(problem, model, 0, given).preconditioner
-    assert "Fisher" in type(other).__name__
+    sizes = contender("ksd").make(problem, model, 0, {}).subset_sizes
+    other = contender("ksd").make(problem, model, 0, {"subset_size": (0.5, 0.1)}).subset_sizes
+    assert (sizes.curvature, sizes.objective) == (other.objective, other.curvature) == (0.1, 0.5)
     assert contender("sgd").make(problem, model, 0, {}).clip_norm == 1.0
     assert contender("sgd").make(problem, model, 0, {"clip_norm": None}).clip_norm is None
 
@@ -157,7 +190,6 @@ def test_ksd_solves_a_short_task(tmp_path: Path) -> None:
     settings = RunSettings(
         problem="memorization-5",
         problem_options={"length": 10, "units": 15},
-        optimizer_options={"preconditioner": "fisher-diagonal"},
         limits=Limits(iterations=30, target=SOLVED, early_stop=None),
     )
     folder = RunFolder(tmp_path / "run")

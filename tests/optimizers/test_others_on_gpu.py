@@ -19,6 +19,7 @@ from tests.optimizers.nets import classes, net, parameters_of
         (NonlinearCG, {"iterations": 3}),
         (LBFGS, {"iterations": 3}),
         (FirstOrder, {"lr": 0.01, "batch_size": 16}),
+        (FirstOrder, {"lr": 0.01, "batch_size": 16, "clip_norm": 0.1, "cuda_graphs": True}),
     ],
 )
 def test_steps_are_those_of_the_cpu(kind: Any, options: Any, data_on_gpu: bool) -> None:
@@ -31,3 +32,27 @@ def test_steps_are_those_of_the_cpu(kind: Any, options: Any, data_on_gpu: bool) 
         theirs, ours = expected.step(data), optimizer.step(there)
         assert ours.loss_after == pytest.approx(theirs.loss_after, rel=1e-6)
     torch.testing.assert_close(parameters_of(on_gpu).cpu(), parameters_of(on_cpu))
+
+
+@pytest.mark.gpu
+def test_a_recorded_epoch_is_the_plain_epoch() -> None:
+    """Momentum, clipping and a last mini-batch that is smaller, bit for bit."""
+    data = classes(dtype=torch.float64)
+    assert len(data[0]) % 7
+    found = []
+    for recorded in (True, False):
+        model = net(torch.float64).cuda()
+        optimizer = FirstOrder(
+            model,
+            nn.CrossEntropyLoss(),
+            torch.optim.SGD,
+            lr=0.1,
+            momentum=0.9,
+            batch_size=7,
+            clip_norm=0.1,
+            cuda_graphs=recorded,
+        )
+        losses = [optimizer.step(data).loss_after for _ in range(3)]
+        found.append((losses, parameters_of(model)))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])

@@ -145,7 +145,7 @@ def initialize_recurrent(
     model: nn.Module,
     seed: int,
     *,
-    spectral_radius: float | None = None,
+    orthogonal: bool = False,
     input_scale: float = 0.25,
     forget_bias: float = 1.0,
 ) -> None:
@@ -158,9 +158,8 @@ def initialize_recurrent(
     Args:
         model: as `recurrent_network` makes it; changed in place.
         seed: the same seed gives the same weights.
-        spectral_radius: the recurrent weights are scaled to have this one (those of each gate by
-            themselves); None leaves them as they are, with one near 1 that differs from seed to
-            seed.
+        orthogonal: the recurrent weights are a random orthogonal matrix instead (one for each
+            gate), which neither shrinks nor stretches a state in any direction.
         input_scale: how strongly inputs disturb the state.
         forget_bias: of an LSTM's forget gates; with b it begins by remembering for about eᵇ steps.
     """
@@ -169,10 +168,8 @@ def initialize_recurrent(
     for module in model.modules():
         if isinstance(module, Recurrence):
             units = module.units
-            weights = [
-                _recurrent_weight(units, spectral_radius, generator)
-                for _ in range(module.recurrent.out_features // units)
-            ]
+            make = _orthogonal if orthogonal else _sparse
+            weights = [make(units, generator) for _ in range(module.gates)]
             module.recurrent.weight.copy_(torch.cat(weights))
             outputs, numbers = module.inputs.weight.shape
             weight, bias = sparse(outputs, numbers - 1, generator)
@@ -186,10 +183,13 @@ def initialize_recurrent(
             module.bias.copy_(bias)
 
 
-def _recurrent_weight(
-    units: int, spectral_radius: float | None, generator: torch.Generator
-) -> Tensor:
+def _sparse(units: int, generator: torch.Generator) -> Tensor:
     weight, _ = sparse(units, units, generator)
-    if spectral_radius is None:
-        return weight / math.sqrt(INCOMING)
-    return weight * (spectral_radius / float(torch.linalg.eigvals(weight).abs().max()))
+    return weight / math.sqrt(INCOMING)
+
+
+def _orthogonal(units: int, generator: torch.Generator) -> Tensor:
+    """Uniformly distributed: the Q of a normal matrix whose R has a positive diagonal."""
+    normal = torch.randn(units, units, dtype=torch.float64, generator=generator)
+    q, r = torch.linalg.qr(normal)
+    return q * r.diagonal().sign()

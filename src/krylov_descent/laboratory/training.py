@@ -1,6 +1,7 @@
 """The only training loop: step, measure, record, decide whether to go on.
 
-Seconds are those of the steps alone; measuring errors and writing checkpoints is not training.
+Seconds are those of the steps alone; drawing samples, measuring errors and writing checkpoints is
+not training.
 A run goes on exactly where its checkpoint is: what was recorded after it is dropped and done
 again, with the same numbers.
 
@@ -151,8 +152,9 @@ class Training:
             self.save()
         saved = time.monotonic()
         while (ending := self._ending()) is None:
+            samples = self.problem.samples(self._rows[-1]["iteration"])
             started = time.perf_counter()
-            result = self.optimizer.step(self.problem.train)
+            result = self.optimizer.step(samples)
             _wait_for_device(self.model)
             self._record(result, self._ranks.agreed_number(time.perf_counter() - started))
             if time.monotonic() - saved > self._checkpoint_seconds:

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples, tensors_in
 from krylov_descent.losses import Loss
-from krylov_descent.network import Forward, require_graph
+from krylov_descent.network import Forward, Network, require_graph
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
 
 Schedule = Literal["constant", "linear"]
+# Σ nᵢ, Σ wᵢ and the gradient of the mean loss by parameter; None where it is not used.
+MiniBatch = tuple[Tensor, Tensor, list[Tensor | None]]
 
 
 class FirstOrder(DataOptimizer):
@@ -45,6 +47,9 @@ class FirstOrder(DataOptimizer):
             `activation_memory`.
         activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
             free memory on a GPU by default.
+        cuda_graphs: on a GPU, record the gradient of a mini-batch once and replay it: several
+            times as fast for small batches. Only for models that do the same operations each
+            time, whatever the numbers: what a forward decides in Python stays as it was recorded.
         **options: of the optimiser, such as `lr`, `betas`, `weight_decay`.
 
     The losses in the result are those of the mini-batches as they are met, averaged over the
@@ -71,6 +76,7 @@ class FirstOrder(DataOptimizer):
         forward: Forward | None = None,
         micro_batch: int | None = None,
         activation_memory: int | None = None,
+        cuda_graphs: bool = False,
         **options: Any,
     ) -> None:
         if batch_size < 1:
@@ -88,6 +94,7 @@ class FirstOrder(DataOptimizer):
             forward=forward,
             micro_batch=micro_batch,
             activation_memory=activation_memory,
+            cuda_graphs=cuda_graphs,
         )
         self.inner = kind(self.param_groups, **options)
         self._share()
@@ -199,7 +206,7 @@ class FirstOrder(DataOptimizer):
 
         Nothing is read from the device on the way.
         """
-        parameters, network = self.objective.parameters, self.objective.network
+        parameters = self.objective.parameters
         losses: list[Tensor] = []
         normalisers: list[Tensor] = []
         seen = 0
@@ -208,27 +215,29 @@ class FirstOrder(DataOptimizer):
             if not losses:
                 self.objective.probe(here)
             self._set_learning_rate(seen / len(samples) if samples.indexed else 0.0)
-            normaliser = network.loss.normaliser(here.targets, here.size)
-            gradients: list[Tensor | None] = [None] * len(parameters.tensors)
-            total = torch.zeros((), dtype=torch.float64, device=parameters.device)
-            for piece in here.split(self.objective.micro_batch):
-                found = network.sample_losses(piece)
-                require_graph(found)
-                weights = torch.ones_like(found) / normaliser
-                part = torch.autograd.grad(found, parameters.tensors, weights, allow_unused=True)
-                gradients = [_sum(a, b) for a, b in zip(gradients, part, strict=True)]
-                total += found.detach().sum(dtype=torch.float64)
+            loss, normaliser, gradients = self._gradient(here)
             for p, gradient in zip(parameters.tensors, gradients, strict=True):
                 p.grad = gradient
             if self.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(parameters.tensors, self.clip_norm)
             self.inner.step()
-            losses.append(total)
-            normalisers.append(torch.as_tensor(normaliser, dtype=torch.float64))
+            losses.append(loss)
+            normalisers.append(normaliser)
             seen += batch.size
         if not losses:
             raise ValueError("`data` is empty: it must hold at least one sample")
         return torch.stack(losses).cpu(), torch.stack(normalisers).cpu(), seen
+
+    def _gradient(self, batch: Batch) -> MiniBatch:
+        """By a recording where there is one, of whole mini-batches of each size that is met."""
+        network, micro_batch = self.objective.network, self.objective.micro_batch
+        if batch.size <= micro_batch:
+            name = f"mini-batch of {batch.size}"
+            recording = self.objective.recordings.load(name, _mini_batch_gradient, batch)
+            if recording is not None:
+                loss, normaliser, gradients = recording()
+                return loss.clone(), normaliser.clone(), gradients
+        return _mini_batch_gradient(network, batch, micro_batch)
 
     def _set_learning_rate(self, part_of_epoch: float) -> None:
         if self.schedule == "linear":
@@ -236,6 +245,24 @@ class FirstOrder(DataOptimizer):
             left = max(0.0, 1 - (self.steps + part_of_epoch) / self.epochs)
             for group in self.param_groups:
                 group["lr"] = left * group["initial_lr"]
+
+
+def _mini_batch_gradient(
+    network: Network, batch: Batch, micro_batch: int | None = None
+) -> MiniBatch:
+    """Σ nᵢ and Σ wᵢ of a mini-batch in float64, and the gradient of its mean loss."""
+    tensors = network.parameters.tensors
+    normaliser = network.loss.normaliser(batch.targets, batch.size)
+    gradients: list[Tensor | None] = [None] * len(tensors)
+    total = torch.zeros((), dtype=torch.float64, device=network.parameters.device)
+    for piece in batch.split(micro_batch or batch.size):
+        found = network.sample_losses(piece)
+        require_graph(found)
+        weights = torch.ones_like(found) / normaliser
+        part = torch.autograd.grad(found, tensors, weights, allow_unused=True)
+        gradients = [_sum(a, b) for a, b in zip(gradients, part, strict=True)]
+        total += found.detach().sum(dtype=torch.float64)
+    return total, torch.as_tensor(normaliser, dtype=torch.float64), gradients
 
 
 def _sum(total: Tensor | None, part: Tensor | None) -> Tensor | None:

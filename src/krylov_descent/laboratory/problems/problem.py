@@ -18,6 +18,8 @@ Split = tuple[Tensor, Tensor]
 PerSample = Callable[[Tensor, Tensor], Tensor]
 # (model, seed): sets the starting weights
 Start = Callable[[nn.Module, int], None]
+# (number of the step) -> the samples that it is given
+Fresh = Callable[[int], Split]
 Size = Literal["small"]
 PRETRAINING = "rbm"
 
@@ -102,9 +104,10 @@ class Problem:
         summary: one sentence.
         task: "autoencoder" (targets are the inputs), "classification" (targets are classes) or
             "regression" (targets are numbers).
-        train: what is trained on.
+        train: what is trained on; with `fresh`, what the training error is measured on.
         validation: what decides early stopping and settings, or None when nothing is held out.
         test: what is only reported.
+        fresh: new samples for each step, where they can be drawn at will; else all get `train`.
         build: makes the network.
         initialization: the default starting weights.
         starts: initialisations of the problem's own, by name.
@@ -125,6 +128,7 @@ class Problem:
     train: Split
     validation: Split | None
     test: Split
+    fresh: Fresh | None = None
     build: Build
     initialization: str = "sparse"
     starts: Mapping[str, Start] = field(default_factory=dict)
@@ -174,22 +178,26 @@ class Problem:
             initialize(model, name, seed)
         return model
 
+    def samples(self, step: int) -> Split:
+        """What a step is given, counted from 0."""
+        return self.train if self.fresh is None else self.fresh(step)
+
     def part(self, number: int, count: int) -> "Problem":
         """The problem with one of `count` parts of each split, which follow one another."""
-        return replace(
-            self,
-            train=_part(self.train, number, count),
-            validation=None if self.validation is None else _part(self.validation, number, count),
-            test=_part(self.test, number, count),
-        )
+        return self._with_splits(lambda split: _part(split, number, count))
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> "Problem":
         """The problem with its splits on a device and in a precision; classes stay integers."""
+        return self._with_splits(lambda split: _move(split, device, dtype))
+
+    def _with_splits(self, change: Callable[[Split], Split]) -> "Problem":
+        fresh = self.fresh
         return replace(
             self,
-            train=_move(self.train, device, dtype),
-            validation=None if self.validation is None else _move(self.validation, device, dtype),
-            test=_move(self.test, device, dtype),
+            train=change(self.train),
+            validation=None if self.validation is None else change(self.validation),
+            test=change(self.test),
+            fresh=None if fresh is None else lambda step: change(fresh(step)),
         )
 
 

@@ -14,6 +14,7 @@ import torch
 from krylov_descent.laboratory.problems.problem import Split
 
 Floats = npt.NDArray[np.floating]
+Booleans = npt.NDArray[np.bool_]
 Integers = npt.NDArray[np.int64]
 # (number of sequences, T, generator) -> inputs and targets
 Draw = Callable[[int, int, np.random.Generator], Split]
@@ -40,15 +41,16 @@ def draw_marked(
     Numbers are from [0, 1), or bits. The mark is 1 at two places, -1 at the beginning and the
     end, else 0. The target [n, 1] is the answer for the two marked numbers.
     """
-    lengths, places = _layout(count, length, ranges, generator)
-    numbers = generator.random((count, lengths.max()))
+    inside, first, places = _layout(count, length, ranges, generator)
+    numbers = generator.random(inside.shape, dtype=np.float32)
     if bits:
-        numbers = (numbers < 0.5).astype(float)
+        numbers = (numbers < 0.5).astype(np.float32)
     marks, rows = np.zeros_like(numbers), np.arange(count)
-    marks[:, 0] = marks[rows, lengths - 1] = -1.0
+    marks[rows, first] = marks[:, -1] = -1.0
     marks[rows[:, None], places] = 1.0
-    first, second = (numbers[rows, places[:, i]] for i in (0, 1))
-    return _split(np.stack([numbers, marks], 2), lengths, answer(first, second)[:, None])
+    one, other = (numbers[rows, places[:, i]] for i in (0, 1))
+    inputs = np.stack([numbers * inside, marks, inside], 2, dtype=np.float32)
+    return _split(inputs, answer(one, other)[:, None])
 
 
 def draw_temporal_order(
@@ -60,15 +62,15 @@ def draw_temporal_order(
     the target; elsewhere there are random symbols of four other kinds, between one for the
     beginning and one for the end.
     """
-    lengths, places = _layout(count, length, ranges, generator)
-    symbols = generator.integers(DISTRACTORS, size=(count, lengths.max()))
+    inside, first, places = _layout(count, length, ranges, generator)
+    symbols = generator.integers(DISTRACTORS, size=inside.shape)
     kinds = generator.integers(KINDS, size=places.shape)
     rows = np.arange(count)
-    symbols[:, 0] = BEGINNING
-    symbols[rows, lengths - 1] = END
+    symbols[rows, first] = BEGINNING
+    symbols[:, -1] = END
     symbols[rows[:, None], places] = DISTRACTORS + kinds
     powers = KINDS ** np.arange(len(ranges))[::-1]
-    return _split(_one_hot(symbols, SYMBOLS), lengths, kinds @ powers)
+    return _split(_one_hot(symbols, SYMBOLS, inside), kinds @ powers)
 
 
 def draw_random_permutation(count: int, length: int, generator: np.random.Generator) -> Split:
@@ -78,9 +80,8 @@ def draw_random_permutation(count: int, length: int, generator: np.random.Genera
     order.
     """
     first = generator.integers(2, size=(count, 1))
-    others = generator.permuted(np.tile(np.arange(2, length), (count, 1)), axis=1)
-    symbols = np.concatenate([first, others], 1)
-    return _split(_one_hot(symbols, length), np.full(count, length - 1), first[:, 0])
+    others = 2 + generator.random((count, length - 2), dtype=np.float32).argsort(1)
+    return _split(_one_hot(np.concatenate([first, others], 1), length), first[:, 0])
 
 
 def draw_memorization(
@@ -100,41 +101,39 @@ def draw_memorization(
     shown = np.full((count, length + 2 * places), blank)
     shown[:, :places] = patterns
     shown[:, places + length - 1] = cue
-    return _split(_one_hot(shown, symbols + 2), np.full(count, shown.shape[1]), patterns)
+    return _split(_one_hot(shown, symbols + 2), patterns)
 
 
 def _layout(
     count: int, length: int, ranges: Ranges, generator: np.random.Generator
-) -> tuple[Integers, Integers]:
-    """Lengths [n] from T … 1.1 T, and the places of the marks [n, marks], rising."""
-    lengths = generator.integers(length, length + length // LONGER, size=count, endpoint=True)
+) -> tuple[Booleans, Integers, Integers]:
+    """Sequences of T … 1.1 T steps, each at the end of its row.
+
+    Returns:
+        Which steps belong to the sequence [n, 1.1 T], the first of them [n], and the places of
+        the marks [n, marks], rising.
+    """
+    longest = length + length // LONGER
+    first = generator.integers(longest - length, size=count, endpoint=True)
     places = []
     free = 1  # the beginning is taken
-    for first, end in ranges:
-        low = max(free, round(first * length))
-        free = max(low + 1, round(end * length))
-        places.append(generator.integers(low, free, size=count))
-    return lengths, np.stack(places, 1)
+    for low, end in ranges:
+        least = max(free, round(low * length))
+        free = max(least + 1, round(end * length))
+        places.append(first + generator.integers(least, free, size=count))
+    return np.arange(longest) >= first[:, None], first, np.stack(places, 1)
 
 
-def _one_hot(symbols: Integers, kinds: int) -> Floats:
-    return np.eye(kinds, dtype=np.float32)[symbols]
+def _one_hot(symbols: Integers, kinds: int, inside: Booleans | None = None) -> Floats:
+    """One number of `kinds` is 1, and the last, which says that this step is of the sequence."""
+    here = np.ones_like(symbols, bool) if inside is None else inside
+    inputs = np.zeros((*symbols.shape, kinds + 1), np.float32)
+    np.put_along_axis(inputs, symbols[:, :, None], here[:, :, None], 2)
+    inputs[:, :, -1] = here
+    return inputs
 
 
-def _split(
-    sequences: npt.NDArray[np.floating | np.integer], lengths: Integers, targets: Floats | Integers
-) -> Split:
-    """Each sequence moved to the end of its row, with the 1 that says where it is."""
-    count, longest, numbers = sequences.shape
-    inputs = np.zeros((count, longest, numbers + 1), np.float32)
-    origin = np.arange(longest) - (longest - lengths)[:, None]
-    inside = origin >= 0
-    if inside.all():
-        inputs[:, :, :-1] = sequences
-    else:
-        moved = np.take_along_axis(sequences, origin.clip(0)[:, :, None], 1)
-        inputs[:, :, :-1] = np.where(inside[:, :, None], moved, 0)
-    inputs[:, :, -1] = inside
+def _split(inputs: Floats, targets: Floats | Integers) -> Split:
     whole = np.issubdtype(targets.dtype, np.integer)
     return (
         torch.from_numpy(inputs),
