@@ -14,6 +14,7 @@ import json
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from benchmarks.parts import NOT_MEASURED, Part, Sections, View, device_suffix, 
 from benchmarks.records import read_all
 from krylov_descent.laboratory.exhibit_lines import headings, lines
 from krylov_descent.laboratory.figures import draw_convergence
-from krylov_descent.laboratory.reproduce import BEST, Exhibit, exhibit
+from krylov_descent.laboratory.reproduce import Exhibit, exhibit
 
 ROOT = Path(__file__).parents[1]
 # The name under which pages ask for the tables of `ksd reproduce`.
@@ -73,7 +74,9 @@ def fill(text: str, results: Path, page: str = "the page") -> str:
         name, view = match["name"], match["view"] or ""
         if name == EXHIBITS:
             base = ROOT / "results"
-            body = words_table(base) if view == "words" else exhibit_table(exhibit(view), base)
+            body = (
+                OF_SPEECH[view](base) if view in OF_SPEECH else exhibit_table(exhibit(view), base)
+            )
             return f"<!-- generated:{name}:{view} -->\n\n{body}\n\n<!-- end:{name}:{view} -->"
         part, device = _part_and_device(name, page)
         views: dict[str, View] = dict(part.tables)
@@ -101,22 +104,50 @@ def exhibit_table(shown: Exhibit, base: Path) -> str:
     return "\n".join(text)
 
 
+def frames_table(base: Path) -> str:
+    """The frame errors of the networks on speech at each noise level, as Markdown."""
+    return _by_noise({name: (rows, "frame") for name, rows in _recognised(base).items()})
+
+
 def words_table(base: Path) -> str:
-    """What `ksd words` found with the network of Table 2's KSD, as Markdown."""
-    (run,) = (cell for cell in exhibit("table2").of_rows(["speech"]) if cell.column == BEST)
-    path = run.folder(base).path / "words.json"
-    if not path.exists():
+    """The word errors that `ksd words` found with the networks on speech, as Markdown."""
+    found = _recognised(base)
+    columns = {
+        f"{system}, {name}": (rows, system.lower())
+        for system in ("Hybrid", "Tandem")
+        for name, rows in found.items()
+    }
+    if found:  # without a network, so the same in all of them
+        columns["MFCC alone"] = (next(iter(found.values())), "mfcc")
+    return _by_noise(columns)
+
+
+def _recognised(base: Path) -> dict[str, list[dict[str, Any]]]:
+    """What stands in the words.json of Figure 1's runs, by optimiser."""
+    found = {}
+    for cell in exhibit("figure1").cells:
+        path = cell.folder(base).path / "words.json"
+        if path.exists():
+            name = cell.column.partition(",")[0]
+            found[name] = json.loads(path.read_text(encoding="utf-8"))["conditions"]
+    return found
+
+
+def _by_noise(columns: dict[str, tuple[list[dict[str, Any]], str]]) -> str:
+    """One line for each noise level; a column is rows and which of their numbers to show."""
+    if not columns:
         return NOT_MEASURED
-    found = json.loads(path.read_text(encoding="utf-8"))
-    text = [
-        "| noise | frame error | words: hybrid | Tandem | MFCC alone |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    for row in found["conditions"]:
-        level = "clean" if row["snr"] is None else f"{row['snr']:g} dB"
-        errors = (f"{100 * row[key]:.2f}%" for key in ("frame", "hybrid", "tandem", "mfcc"))
-        text.append(f"| {level} | {' | '.join(errors)} |")
+    text = [f"| noise | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
+    for level in zip(*(rows for rows, _ in columns.values()), strict=True):
+        snr = level[0]["snr"]
+        errors = (
+            f"{100 * row[key]:.2f}%" for row, (_, key) in zip(level, columns.values(), strict=True)
+        )
+        text.append(f"| {'clean' if snr is None else f'{snr:g} dB'} | {' | '.join(errors)} |")
     return "\n".join(text)
+
+
+OF_SPEECH = {"frames": frames_table, "words": words_table}
 
 
 def draw_exhibit(shown: Exhibit, base: Path, folder: Path) -> None:

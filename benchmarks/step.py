@@ -6,8 +6,9 @@ torch's plain gradient at that batch size in the same run (on a GPU: as one CUDA
 is faster), and by the rate of a large matrix product, the arithmetic peak.
 
 Steps are warm: libraries have set themselves up, and the previous step has joined the basis. A
-search takes as many evaluations as it needs; so that steps can be compared, its seconds are
-multiplied by 20 over the number it took.
+search takes as many evaluations as it needs; so that steps can be compared, each is given 20: the
+seconds of an evaluation are the slope of the line through the steps' searches, and what it takes
+beside its evaluations counts once.
 """
 
 import copy
@@ -15,6 +16,7 @@ import inspect
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -29,6 +31,8 @@ from krylov_descent import KSD, StepResult
 from krylov_descent.laboratory.problems.problem import Problem
 
 EVALUATIONS = 20
+# With fewer between the shortest and the longest search, a slope is mostly chance.
+FEWEST_BETWEEN = 8
 PHASES = ("gradient", "basis", "search")
 # Steps are short on a GPU, and more of them make the median steadier.
 STEPS_PER_REPEAT = {"cpu": 1, "cuda": 4}
@@ -155,7 +159,7 @@ def measure_case(case: Case, problem: Problem, repeats: int) -> Section:
         "peaks": peaks,
         "floor": {p: flops.by_phase()[p] / rates[p]["best"] for p in PHASES},
         "at_peak": {p: flops.by_phase()[p] / peaks[rates[p]["precision"]] for p in PHASES},
-        "measured": _summary(steps),
+        "measured": summary(steps),
         "steps": steps,
     }
 
@@ -178,31 +182,45 @@ def _steps(
 
 
 def account(seconds: float, result: StepResult) -> dict[str, Any]:
-    """A step's seconds by phase, as they were and with 20 evaluations."""
+    """A step's seconds by phase."""
     phases = {phase: result.seconds.get(phase, 0.0) for phase in PHASES}
-    search = phases["search"] * EVALUATIONS / result.evaluations
     return {
         "seconds": seconds,
         "phases": phases,
         # What no phase claims: entering and leaving the step.
         "other": seconds - sum(phases.values()),
-        "normalised_search": search,
-        "normalised": seconds - phases["search"] + search,
         "evaluations": result.evaluations,
         "products": result.products,
     }
 
 
-def _summary(steps: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Median and spread of each phase and of the step, with 20 evaluations in each."""
+    each = seconds_of_evaluation(steps)
+    added = [each * (EVALUATIONS - step["evaluations"]) for step in steps]
+    pairs = list(zip(steps, added, strict=True))
     return {
         "gradient": spread([step["phases"]["gradient"] for step in steps]),
         "basis": spread([step["phases"]["basis"] for step in steps]),
-        "search": spread([step["normalised_search"] for step in steps]),
+        "search": spread([step["phases"]["search"] + more for step, more in pairs]),
         "other": spread([step["other"] for step in steps]),
-        "step": spread([step["normalised"] for step in steps]),
+        "step": spread([step["seconds"] + more for step, more in pairs]),
+        "evaluation": each,
         "evaluations": spread([step["evaluations"] for step in steps]),
         "products": spread([step["products"] for step in steps]),
     }
+
+
+def seconds_of_evaluation(steps: list[dict[str, Any]]) -> float:
+    """The slope of the searches' seconds over their evaluations, by least squares.
+
+    Where they hardly differ it is the mean of the ratios, that of a search without other costs.
+    """
+    counts = np.array([step["evaluations"] for step in steps], float)
+    seconds = np.array([step["phases"]["search"] for step in steps])
+    if np.ptp(counts) < FEWEST_BETWEEN:
+        return float((seconds / counts).mean())
+    return float(np.polyfit(counts, seconds, 1)[0])
 
 
 def _flops(case: Case, model: nn.Module, steps: list[dict[str, Any]]) -> StepFlops:

@@ -106,8 +106,8 @@ def _caption(sections: Sections) -> str:
     section = next(iter(sections.values()))
     settings = section["settings"]
     return (
-        f"Warm steps, median of {settings['repeats']} (lowest to highest), with the search's "
-        f"seconds scaled to {settings['evaluations']} evaluations. The floor is the step's "
+        f"Warm steps, median of {settings['repeats']} (lowest to highest), each with "
+        f"{settings['evaluations']} evaluations in its search. The floor is the step's "
         "matrix products at the rate of torch's plain gradient at the same batch size, measured "
         f"between the steps. {sentence(section['environment'])}."
     )

@@ -62,7 +62,7 @@ def run(cell: Cell, race: Race, problem: Problem, rate: float | None) -> Section
     return {
         "cell": {"race": cell.race, "method": cell.method, "stage": cell.stage, "seed": cell.seed},
         "rate": rate,
-        "options": settings_of(cell.method, race.problem, bool(race.options)),
+        "options": settings_of(cell.method, race.row),
         "seconds": seconds,
         "batch_size": race.batch_size if METHODS[cell.method].rates else None,
         "targets": {"train": race.train, "test": race.test},
@@ -89,7 +89,7 @@ def make_optimizer(
     """The method in its fastest form."""
     kind = METHODS[method].kind or method
     if rate is None:
-        options = settings_of(method, race.problem, bool(race.options))
+        options = settings_of(method, race.row)
         return contender(kind).make(problem, model, seed, options)
     recorded = problem.train[0].device.type == "cuda"
     update = make_update(

@@ -6,7 +6,9 @@ from typing import Any
 from benchmarks.environment import UnavailableError, version_of
 from krylov_descent.laboratory.reproduce import BEST, exhibit
 
-ADAPTIVE_RATES = (5e-4, 1e-3, 2e-3, 4e-3)
+ADAPTIVE_RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+# Its updates are matrices of equal singular values, whatever the gradient's size.
+MUON_RATES = (5e-3, 1e-2, 2e-2, 4e-2)
 # The loss of an autoencoder is a sum over 784 pixels.
 SGD_RATES = (1e-3, 4e-3, 1.6e-2, 6.4e-2)
 
@@ -44,7 +46,7 @@ METHODS: dict[str, Method] = {
     "adamw": Method(title="AdamW", rates=ADAPTIVE_RATES),
     "sgd": Method(title="SGD (Nesterov)", rates=SGD_RATES),
     "soap": Method(title="SOAP", rates=ADAPTIVE_RATES, distribution="pytorch_optimizer"),
-    "muon": Method(title="Muon", rates=ADAPTIVE_RATES),
+    "muon": Method(title="Muon", rates=MUON_RATES),
     "ksd-tf32": Method(title="KSD, tf32", tf32=True, kind="ksd"),
     "adam-tf32": Method(title="Adam, tf32", rates=ADAPTIVE_RATES, tf32=True, kind="adam"),
 }
@@ -55,16 +57,16 @@ def methods_of(device: str) -> dict[str, Method]:
     return {name: m for name, m in METHODS.items() if device == "cuda" or not m.tf32}
 
 
-def settings_of(method: str, problem: str, small: bool) -> dict[str, Any]:
-    """Options of a method without learning rate: for KSD those of the paper's Table 2 here.
+def settings_of(method: str, row: str | None) -> dict[str, Any]:
+    """Options of a method without learning rate: for KSD those of a row of Table 2 here.
 
-    The small forms and the other methods have their defaults.
+    Without a row, and for the other methods, they are the defaults.
     """
     chosen = METHODS[method]
     if (chosen.kind or method) != "ksd":
         return {}
     precision: dict[str, Any] = {"tf32": True} if chosen.tf32 else {}
-    for cell in () if small else exhibit("table2").cells:
-        if (cell.column, cell.row) == (BEST, problem):
+    for cell in exhibit("table2").cells:
+        if (cell.column, cell.row) == (BEST, row):
             return {**cell.settings.optimizer_options, **precision}
     return precision

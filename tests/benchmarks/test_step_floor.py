@@ -60,21 +60,37 @@ def test_the_phases_and_the_rest_make_up_the_step(measured: dict[str, Any]) -> N
         assert found["other"] >= 0
 
 
-def test_a_search_is_scaled_to_twenty_evaluations() -> None:
-    result = StepResult(
-        loss=1.0,
-        loss_before=1.0,
-        loss_after=0.5,
-        status=Status.MOVED,
-        reason="",
-        evaluations=10,
-        products=4,
-        seconds={"gradient": 1.0, "basis": 2.0, "search": 3.0},
-    )
-    found = step.account(6.5, result)
-    assert found["normalised_search"] == 6.0
-    assert found["normalised"] == 9.5
-    assert found["other"] == 0.5
+def steps_of(searches: list[tuple[int, float]]) -> list[dict[str, Any]]:
+    """Accounts of steps with so many evaluations and seconds of searching."""
+    found = []
+    for evaluations, seconds in searches:
+        result = StepResult(
+            loss=1.0,
+            loss_before=1.0,
+            loss_after=0.5,
+            status=Status.MOVED,
+            reason="",
+            evaluations=evaluations,
+            products=4,
+            seconds={"gradient": 1.0, "basis": 2.0, "search": seconds},
+        )
+        found.append(step.account(3.5 + seconds, result))
+    return found
+
+
+def test_what_a_search_takes_beside_its_evaluations_counts_once() -> None:
+    # 5 s, and 0.1 s an evaluation
+    found = step.summary(steps_of([(6, 5.6), (10, 6.0), (16, 6.6)]))
+    assert found["evaluation"] == pytest.approx(0.1)
+    assert found["search"]["median"] == pytest.approx(7.0)
+    assert found["step"]["median"] == pytest.approx(10.5)
+    assert found["other"]["median"] == pytest.approx(0.5)
+
+
+def test_searches_that_hardly_differ_are_scaled_in_proportion() -> None:
+    found = step.summary(steps_of([(10, 3.0), (10, 3.0)]))
+    assert found["search"]["median"] == pytest.approx(6.0)
+    assert found["step"]["median"] == pytest.approx(9.5)
 
 
 def test_an_option_that_ksd_does_not_have_is_named() -> None:

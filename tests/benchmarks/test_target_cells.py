@@ -19,7 +19,7 @@ ADAM = methods.METHODS["adam"]
 def test_the_runs_of_the_goals_come_first() -> None:
     names = list(cells.cells_of("cuda"))
     assert names[:3] == [f"curves.ksd.seed-{seed}" for seed in (0, 1, 2)]
-    assert names[6:10] == [f"curves.adam.rate-{rate}" for rate in (0.0005, 0.001, 0.002, 0.004)]
+    assert names[6:10] == [f"curves.adam.rate-{rate}" for rate in (0.001, 0.002, 0.004, 0.008)]
     goals = ("ksd", "adam", "hf", "ksd-tf32", "adam-tf32")
     stops = [i for i, name in enumerate(names) if name.endswith("early-stop")]
     assert len(stops) == 4
@@ -58,9 +58,9 @@ def test_a_full_run_waits_for_all_short_ones(tmp_path: Path) -> None:
     for rate, error in zip(ADAM.rates[:3], (3.0, 1.0, 2.0), strict=True):
         short = cells.Cell(race="curves", method="adam", stage="rate", rate=rate)
         write(tmp_path / f"{short.name}.json", {"last": {"train": error}})
-    with pytest.raises(UnavailableError, match=r"not tuned yet: curves.adam.rate-0.004 is missing"):
+    with pytest.raises(UnavailableError, match=r"not tuned yet: curves.adam.rate-0.008 is missing"):
         cells.rate_of(whole, ADAM, tmp_path)
-    write(tmp_path / "curves.adam.rate-0.004.json", {"last": {"train": None}})
+    write(tmp_path / "curves.adam.rate-0.008.json", {"last": {"train": None}})
     assert cells.rate_of(whole, ADAM, tmp_path) == ADAM.rates[1]
     own = cells.Cell(race="curves", method="adam", stage="rate", rate=0.5)
     assert cells.rate_of(own, ADAM, tmp_path) == 0.5
@@ -70,9 +70,9 @@ def test_a_full_run_waits_for_all_short_ones(tmp_path: Path) -> None:
 def test_tf32_is_for_gpus_and_ksd_is_asked_for_it() -> None:
     assert "adam-tf32" in methods.methods_of("cuda")
     assert not any(method.tf32 for method in methods.methods_of("cpu").values())
-    plain = methods.settings_of("ksd", "curves", small=False)
-    assert methods.settings_of("ksd-tf32", "curves", small=False) == {**plain, "tf32": True}
-    assert methods.settings_of("adam-tf32", "curves", small=False) == {}
+    plain = methods.settings_of("ksd", "curves")
+    assert methods.settings_of("ksd-tf32", "curves") == {**plain, "tf32": True}
+    assert methods.settings_of("adam-tf32", "curves") == {}
 
 
 def test_a_method_whose_library_is_missing_is_named() -> None:
@@ -81,9 +81,9 @@ def test_a_method_whose_library_is_missing_is_named() -> None:
 
 
 def test_ksd_has_the_settings_of_table_2_and_small_forms_the_defaults() -> None:
-    assert methods.settings_of("ksd", "curves", small=False)["dimension"] >= 20
-    assert methods.settings_of("ksd", "curves", small=True) == {}
-    assert methods.settings_of("hf", "curves", small=False) == {}
+    assert methods.settings_of("ksd", "curves")["dimension"] >= 20
+    assert methods.settings_of("ksd", None) == {}
+    assert methods.settings_of("hf", "curves") == {}
 
 
 def test_the_time_to_an_error_is_that_of_the_first_row_below_it() -> None:

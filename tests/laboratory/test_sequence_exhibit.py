@@ -52,9 +52,10 @@ def test_the_verdict_is_on_test_errors(tmp_path: Path) -> None:
 
 def test_the_table_says_who_solves_what(tmp_path: Path) -> None:
     shown = exhibit("sequences")
-    ksd, hf, *_ = shown.of_rows(["addition"])
+    ksd, hf, adam, _ = shown.of_rows(["addition"])
     ended(ksd.folder(tmp_path), [(1.0, 1.0), (0.0, 0.0004)], "solved")
     ended(hf.folder(tmp_path), [(1.0, 1.0), (0.5, 0.4871)], "seconds")
+    ended(adam.folder(tmp_path), [(1.0, 1.0), (0.5, 0.5)], "interrupted")
     assert headings(shown) == ["KSD", "HF", "Adam", "SGD, clipped"]
     first, *_ = lines(shown, tmp_path)
-    assert first == ["addition", "solved, 2 s", "48.7% wrong", "missing", "missing"]
+    assert first == ["addition", "2 s", "48.7%", "(50%)", "missing"]

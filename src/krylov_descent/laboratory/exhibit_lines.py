@@ -37,13 +37,15 @@ def lines(exhibit: Exhibit, base: Path) -> Iterator[Line]:
 
 
 def _solved(cell: Cell, base: Path) -> str:
-    """When a task was solved, or how much of it is wrong."""
-    found = verdict(cell.folder(base))
+    """Seconds until a task was solved, or how much is wrong; in brackets if it was interrupted."""
+    folder = cell.folder(base)
+    found = verdict(folder)
     if found is None:
         return "missing"
-    if found.seconds is None:
-        return f"{100 * found.error:.3g}% wrong"
-    return f"solved, {found.seconds:.3g} s"
+    if found.seconds is not None:
+        return f"{found.seconds:.3g} s"
+    wrong = f"{100 * found.error:.3g}%"
+    return wrong if folder.finished else f"({wrong})"
 
 
 def _errors(cells: list[Cell], base: Path) -> list[Line]:

@@ -192,4 +192,5 @@ def _orthogonal(units: int, generator: torch.Generator) -> Tensor:
     """Uniformly distributed: the Q of a normal matrix whose R has a positive diagonal."""
     normal = torch.randn(units, units, dtype=torch.float64, generator=generator)
     q, r = torch.linalg.qr(normal)
-    return q * r.diagonal().sign()
+    uniform: Tensor = q * r.diagonal().sign()
+    return uniform

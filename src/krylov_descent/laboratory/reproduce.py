@@ -180,7 +180,7 @@ EXHIBITS: dict[str, Exhibit] = {
         Exhibit(
             name="figure1",
             title="Figure 1 of the paper: noisy spoken digits",
-            cells=tuple(_figure(speech.NAME)),
+            cells=(*_figure(speech.NAME), _cell(speech.NAME, "SGD", "sgd")),
         ),
         Exhibit(
             name="figure2",

@@ -13,7 +13,7 @@ from krylov_descent.laboratory.runs import RunSettings
 from krylov_descent.laboratory.training import Limits
 
 NAME = "sequences"
-TITLE = "Recurrent nets: long-range dependencies"
+TITLE = "Recurrent nets: seconds until a task is solved, or what is wrong"
 LONGEST_SECONDS = 120.0
 LSTM_UNITS = 50
 # Half of what counts as solved, so that chance between validation and test does not decide.
@@ -54,8 +54,8 @@ class Verdict:
 
 
 def verdict(folder: RunFolder) -> Verdict | None:
-    """The verdict on a run; None where it has not ended."""
-    outcome = folder.outcome() if folder.finished else None
+    """The verdict on a run, also on one that was interrupted; None where it has not ended."""
+    outcome = folder.outcome()
     if outcome is None:
         return None
     best = outcome["best"]
