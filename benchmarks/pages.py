@@ -23,7 +23,7 @@ from benchmarks.parts import NOT_MEASURED, Part, Sections, View, device_suffix, 
 from benchmarks.records import read_all
 from krylov_descent.laboratory.exhibit_lines import headings, lines
 from krylov_descent.laboratory.figures import draw_convergence
-from krylov_descent.laboratory.reproduce import Exhibit, exhibit
+from krylov_descent.laboratory.reproduce import BEST, HF, Exhibit, exhibit
 
 ROOT = Path(__file__).parents[1]
 # The name under which pages ask for the tables of `ksd reproduce`.
@@ -37,6 +37,8 @@ BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 START = re.compile(r"^<!-- generated:", re.MULTILINE)
+# The runs on speech whose networks are shown, and what tables call them.
+NETWORKS = {BEST: "KSD", HF: "HF", "L-BFGS": "L-BFGS", "SGD": "SGD"}
 DEVICES = (torch.device("cpu"), torch.device("cuda"))
 
 
@@ -123,13 +125,13 @@ def words_table(base: Path) -> str:
 
 
 def _recognised(base: Path) -> dict[str, list[dict[str, Any]]]:
-    """What stands in the words.json of Figure 1's runs, by optimiser."""
+    """What stands in the words.json of the runs on speech, by optimiser."""
     found = {}
     for cell in exhibit("figure1").cells:
         path = cell.folder(base).path / "words.json"
-        if path.exists():
-            name = cell.column.partition(",")[0]
-            found[name] = json.loads(path.read_text(encoding="utf-8"))["conditions"]
+        if cell.column in NETWORKS and path.exists():
+            conditions = json.loads(path.read_text(encoding="utf-8"))["conditions"]
+            found[NETWORKS[cell.column]] = conditions
     return found
 
 

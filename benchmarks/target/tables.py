@@ -32,7 +32,7 @@ def median_time(sections: Sections, race: str, method: str, error: str) -> float
 
 
 def target_table(sections: Sections, device: torch.device) -> str:
-    """One table a problem, one row a method."""
+    """One table a problem, one row a method that was run; the others are named."""
     races = RACES[device.type]
     methods = methods_of(device.type)
     tables = [_race_table(sections, name, race, methods) for name, race in races.items()]
@@ -42,10 +42,19 @@ def target_table(sections: Sections, device: torch.device) -> str:
     caption = (
         "Seconds of training until the error is reached: median of three seeds (lowest to "
         "highest), and in times of KSD's. The learning rate is the best of four, each tried for a "
-        "quarter of the time with one seed, and falls linearly to 0 over the time. "
-        f"{sentence(one['environment'])}."
+        "quarter of the time with one seed, and falls linearly to 0 over the time. Tried were "
+        f"{_grids(methods)}. {sentence(one['environment'])}."
     )
     return "\n\n".join([*tables, caption])
+
+
+def _grids(methods: dict[str, Method]) -> str:
+    """The learning rates of each method that has one."""
+    return "; ".join(
+        f"{method.title}: {', '.join(f'{rate:g}' for rate in method.rates)}"
+        for method in methods.values()
+        if method.rates
+    )
 
 
 def _race_table(sections: Sections, name: str, race: Race, methods: dict[str, Method]) -> str:
@@ -60,14 +69,23 @@ def _race_table(sections: Sections, name: str, race: Race, methods: dict[str, Me
             "errors at the end (training / test)",
         ]
     ]
+    missing = []
     for method, described in methods.items():
         runs = seeds_of(sections, name, method)
-        cells = [described.title, _rate(runs) if described.rates else "–"]
+        if not runs:
+            missing.append(described.title)
+            continue
+        cells = [described.title, f"{runs[0]['rate']:g}" if described.rates else "–"]
         for error in ("train", "test"):
             cells += [_time(runs, error), _relative(sections, name, method, error)]
         rows.append([*cells, _errors(runs)])
     batch = f"mini-batches of {race.batch_size:,}"
-    return f"**{race.title}**, {race.seconds:g} s, {batch}\n\n{markdown(rows)}"
+    parts = [f"**{race.title}**, {race.seconds:g} s, {batch}"]
+    if len(rows) > 1:
+        parts.append(markdown(rows))
+    if missing:
+        parts.append(f"Missing: {', '.join(missing)}.")
+    return "\n\n".join(parts)
 
 
 def early_stop_table(sections: Sections, device: torch.device) -> str:
@@ -96,16 +114,10 @@ def _total(run: Section | None) -> str:
     return f"{run['last']['seconds']:.1f} s" + (" (cut)" if run["ending"] == "seconds" else "")
 
 
-def _rate(runs: list[Section]) -> str:
-    return f"{runs[0]['rate']:g}" if runs else MISSING
-
-
 def _time(runs: list[Section], error: str) -> str:
-    if not runs:
-        return MISSING
     found = times(runs, error)
     text = _seconds(statistics.median(found))
-    if min(found) < math.inf:
+    if len(found) > 1 and min(found) < math.inf:
         text += f" ({_seconds(min(found))} to {_seconds(max(found))})"
     return text if len(runs) == len(SEEDS) else f"{text}, {len(runs)} of {len(SEEDS)} seeds"
 
@@ -123,8 +135,6 @@ def _relative(sections: Sections, race: str, method: str, error: str) -> str:
 
 
 def _errors(runs: list[Section]) -> str:
-    if not runs:
-        return MISSING
     shown = []
     for error in ("train", "test"):
         found = [run["last"][error] for run in runs]

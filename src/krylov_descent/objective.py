@@ -213,7 +213,7 @@ class Objective:
         batch = self.single_batch(as_samples(data, may_be_empty=self.ranks.together))
         if batch is None or not self._squares.settled:
             return None
-        if batch.size * self.findings.bytes_per_sample > LARGEST_RECORDED_ACTIVATIONS:
+        if not self.may_record(batch):
             return None
 
         def gradient_and_squares(network: Network, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -244,6 +244,11 @@ class Objective:
         if samples.batch.size > self.micro_batch:
             return None
         return samples.batch.to(self.parameters.device)
+
+    def may_record(self, batch: Batch) -> bool:
+        """Whether the batch is one whose gradient may be recorded, in one piece."""
+        activations = batch.size * self.findings.bytes_per_sample
+        return batch.size <= self.micro_batch and activations <= LARGEST_RECORDED_ACTIVATIONS
 
     def micro_batches(self, data: Any, size: int | None = None) -> Iterator[Batch]:
         """The data in micro-batches on the parameters' device; probes the first one."""

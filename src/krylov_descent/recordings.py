@@ -8,8 +8,9 @@ kernels are long enough to hide their launches, and memory is dearer.
 
 What is recorded holds for the shapes, addresses and flags it was recorded with, which are compared
 before each use. A Python number that a forward pass reads (an annealed weight, say) is none of
-these, so once per step a few samples are run both ways; if they differ, everything is recorded
-anew. What cannot be recorded is run as it is, and said so once.
+these, so once per step KSD and Hessian-Free run a few samples both ways; if they differ, everything
+is recorded anew. (Mini-batches are recorded on request alone: with dropout both ways always
+differ.) What cannot be recorded is run as it is, and said so once.
 """
 
 import functools

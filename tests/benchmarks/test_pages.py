@@ -1,7 +1,9 @@
 """Tables and figures of README and docs, made from results."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,3 +118,30 @@ def test_every_part_can_be_measured_on_both_devices() -> None:
             assert len(set(names)) == len(names) > 0
             # They are names of files.
             assert all(re.fullmatch(r"[\w.-]+", name) for name in names)
+
+
+def words(frame: float, tandem: float) -> dict[str, Any]:
+    """What `ksd words` writes, for clean speech and for one noise level."""
+    clean = {"snr": None, "frame": frame, "hybrid": 0.5, "tandem": tandem, "mfcc": 0.02}
+    return {"optimizer": "x", "conditions": [clean, {**clean, "snr": 5.0, "frame": 2 * frame}]}
+
+
+def test_the_tables_of_speech_have_a_column_for_each_network(tmp_path: Path) -> None:
+    assert pages.frames_table(tmp_path) == pages.words_table(tmp_path) == NOT_MEASURED
+    for column, found in {
+        "ksd-best-settings": words(0.1, 0.01),
+        "ksd-hessian": words(0.9, 0.9),  # not one of those shown
+        "hf": words(0.125, 0.03),
+    }.items():
+        folder = tmp_path / "speech" / column
+        folder.mkdir(parents=True)
+        (folder / "words.json").write_text(json.dumps(found))
+    assert pages.frames_table(tmp_path).splitlines() == [
+        "| noise | KSD | HF |",
+        "| --- | ---: | ---: |",
+        "| clean | 10.00% | 12.50% |",
+        "| 5 dB | 20.00% | 25.00% |",
+    ]
+    head, _, clean, _ = pages.words_table(tmp_path).splitlines()
+    assert head == "| noise | Hybrid, KSD | Hybrid, HF | Tandem, KSD | Tandem, HF | MFCC alone |"
+    assert clean == "| clean | 50.00% | 50.00% | 1.00% | 3.00% | 2.00% |"

@@ -66,6 +66,8 @@ def test_the_figures_have_both_methods_with_both_curvatures_and_lbfgs(name: str,
         ("hf", None),
         ("hf", "hessian"),
         ("lbfgs", None),
+        # It takes part on speech in the frame errors by noise level, too.
+        *([("sgd", None)] if row == "speech" else []),
     ]
 
 

@@ -44,9 +44,9 @@ def test_the_verdict_is_on_test_errors(tmp_path: Path) -> None:
     ended(solved, [(1.0, 1.0), (0.0003, 0.0009)], "solved")
     ended(lucky, [(1.0, 1.0), (0.0003, 0.001)], "solved")
     ended(not_yet, [(1.0, 1.0), (0.02, 0.03), (0.04, 0.01)], "seconds")
-    assert verdict(solved) == Verdict(solved=True, error=0.0009, seconds=2.0)
-    assert verdict(lucky) == Verdict(solved=False, error=0.001, seconds=None)
-    assert verdict(not_yet) == Verdict(solved=False, error=0.03, seconds=None)
+    assert verdict(solved) == Verdict(error=0.0009, seconds=2.0)
+    assert verdict(lucky) == Verdict(error=0.001, seconds=None)
+    assert verdict(not_yet) == Verdict(error=0.03, seconds=None)
     assert verdict(RunFolder(tmp_path / "nothing")) is None
 
 

@@ -8,6 +8,7 @@ import torch
 
 from krylov_descent import KSD
 from krylov_descent.laboratory.checkpoint import CheckpointError
+from krylov_descent.laboratory.problems.problem import images_twice
 from krylov_descent.laboratory.record import Row, RunFolder
 from krylov_descent.laboratory.training import Ending, Limits, Training
 from krylov_descent.optimizers.result import StepResult
@@ -42,6 +43,22 @@ def scripted(
 
 def weight(training: Training) -> float:
     return next(training.model.parameters()).item()
+
+
+def test_each_step_gets_its_own_samples_also_after_a_pause(tmp_path: Path) -> None:
+    """Where a problem draws them anew; the errors are those of its sets."""
+    given: list[float] = []
+    for limit in (2, 4):
+        training = scripted(tmp_path, [5.0] * 4, replace(NO_LIMITS, iterations=limit))
+        training.problem = replace(
+            training.problem, fresh=lambda step: images_twice(torch.full((1, 1), 100.0 + step))
+        )
+        assert training.resume() == (limit == 4)
+        training.run()
+        assert isinstance(training.optimizer, Scripted)
+        given += [float(inputs) for inputs, _ in training.optimizer.given]
+    assert given == [100.0, 101.0, 102.0, 103.0]
+    assert [row["train"] for row in training.folder.rows()] == [10.0, 5.0, 5.0, 5.0, 5.0]
 
 
 # What is recorded -----------------------------------------------------------------------------

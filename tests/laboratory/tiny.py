@@ -64,10 +64,14 @@ def scripted_problem() -> Problem:
 
 
 class Scripted(DataOptimizer):
-    """Sets the only weight to one given number after the other; None leaves it as it is."""
+    """Sets the only weight to one given number after the other; None leaves it as it is.
+
+    `given` is the data of its steps.
+    """
 
     def __init__(self, model: nn.Module, numbers: Sequence[float | None], passes: float) -> None:
         self.numbers, self.passes = numbers, passes
+        self.given: list[Any] = []
         super().__init__(
             model,
             nn.MSELoss(),
@@ -80,6 +84,7 @@ class Scripted(DataOptimizer):
         )
 
     def step(self, data: Any = None, *, closure: None = None) -> StepResult:  # type: ignore[override]
+        self.given.append(data)
         number = self.numbers[self.steps]
         self.param_groups[0]["steps"] = self.steps + 1
         if number is not None:

@@ -43,12 +43,10 @@ class Verdict:
     """What a run came to.
 
     Attributes:
-        solved: whether less than 0.1% of the test sequences are answered wrongly.
-        error: that part, where the validation error was lowest.
-        seconds: of training until then; None where it was not solved.
+        error: the part of the test sequences answered wrongly, at the lowest validation error.
+        seconds: of training until then, if that is less than 0.1%: solved. Else None.
     """
 
-    solved: bool
     error: float
     seconds: float | None
 
@@ -59,5 +57,5 @@ def verdict(folder: RunFolder) -> Verdict | None:
     if outcome is None:
         return None
     best = outcome["best"]
-    solved = best["test"] < SOLVED
-    return Verdict(solved=solved, error=best["test"], seconds=best["seconds"] if solved else None)
+    seconds = best["seconds"] if best["test"] < SOLVED else None
+    return Verdict(error=best["test"], seconds=seconds)

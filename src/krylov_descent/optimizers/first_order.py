@@ -9,7 +9,7 @@ import copy
 import importlib
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, NamedTuple, get_args, overload
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,17 @@ from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
 
 Schedule = Literal["constant", "linear"]
-# Σ nᵢ, Σ wᵢ and the gradient of the mean loss by parameter; None where it is not used.
-MiniBatch = tuple[Tensor, Tensor, list[Tensor | None]]
+
+
+class MiniBatchGradient(NamedTuple):
+    """Of one mini-batch: Σ nᵢ and Σ wᵢ in float64, and the gradient of the mean loss.
+
+    A gradient is None where the loss does not depend on the parameter.
+    """
+
+    loss_sum: Tensor
+    normaliser: Tensor
+    gradients: list[Tensor | None]
 
 
 class FirstOrder(DataOptimizer):
@@ -47,9 +56,9 @@ class FirstOrder(DataOptimizer):
             `activation_memory`.
         activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
             free memory on a GPU by default.
-        cuda_graphs: on a GPU, record the gradient of a mini-batch once and replay it: several
-            times as fast for small batches. Only for models that do the same operations each
-            time, whatever the numbers: what a forward decides in Python stays as it was recorded.
+        cuda_graphs: on a GPU, record the gradient of a whole mini-batch once and replay it, so that
+            small ones do not wait for the host. Only for models that do the same operations each
+            time: what a forward decides in Python stays as it was recorded.
         **options: of the optimiser, such as `lr`, `betas`, `weight_decay`.
 
     The losses in the result are those of the mini-batches as they are met, averaged over the
@@ -58,7 +67,8 @@ class FirstOrder(DataOptimizer):
     affair and not in them.
 
     Cost of a step: one gradient over the data. Memory beyond the model, the data and activations:
-    what the optimiser keeps, that once more and a copy of the parameters, to undo an epoch.
+    what the optimiser keeps, that once more and a copy of the parameters, to undo an epoch; with
+    `cuda_graphs` the activations of a mini-batch (up to 1 GiB) stay allocated.
     """
 
     def __init__(
@@ -215,29 +225,31 @@ class FirstOrder(DataOptimizer):
             if not losses:
                 self.objective.probe(here)
             self._set_learning_rate(seen / len(samples) if samples.indexed else 0.0)
-            loss, normaliser, gradients = self._gradient(here)
-            for p, gradient in zip(parameters.tensors, gradients, strict=True):
+            found = self._gradient(here)
+            for p, gradient in zip(parameters.tensors, found.gradients, strict=True):
                 p.grad = gradient
             if self.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(parameters.tensors, self.clip_norm)
             self.inner.step()
-            losses.append(loss)
-            normalisers.append(normaliser)
+            losses.append(found.loss_sum)
+            normalisers.append(found.normaliser)
             seen += batch.size
         if not losses:
             raise ValueError("`data` is empty: it must hold at least one sample")
         return torch.stack(losses).cpu(), torch.stack(normalisers).cpu(), seen
 
-    def _gradient(self, batch: Batch) -> MiniBatch:
-        """By a recording where there is one, of whole mini-batches of each size that is met."""
-        network, micro_batch = self.objective.network, self.objective.micro_batch
-        if batch.size <= micro_batch:
-            name = f"mini-batch of {batch.size}"
-            recording = self.objective.recordings.load(name, _mini_batch_gradient, batch)
+    def _gradient(self, batch: Batch) -> MiniBatchGradient:
+        """Replayed where it could be recorded, else computed micro-batch by micro-batch."""
+        objective = self.objective
+        # The smaller one at the end of an epoch is not worth a recording.
+        if batch.size == self.batch_size and objective.may_record(batch):
+            recording = objective.recordings.load("mini-batch", _mini_batch_gradient, batch)
             if recording is not None:
-                loss, normaliser, gradients = recording()
-                return loss.clone(), normaliser.clone(), gradients
-        return _mini_batch_gradient(network, batch, micro_batch)
+                found: MiniBatchGradient = recording()
+                return found._replace(
+                    loss_sum=found.loss_sum.clone(), normaliser=found.normaliser.clone()
+                )
+        return _mini_batch_gradient(objective.network, batch, objective.micro_batch)
 
     def _set_learning_rate(self, part_of_epoch: float) -> None:
         if self.schedule == "linear":
@@ -249,8 +261,7 @@ class FirstOrder(DataOptimizer):
 
 def _mini_batch_gradient(
     network: Network, batch: Batch, micro_batch: int | None = None
-) -> MiniBatch:
-    """Σ nᵢ and Σ wᵢ of a mini-batch in float64, and the gradient of its mean loss."""
+) -> MiniBatchGradient:
     tensors = network.parameters.tensors
     normaliser = network.loss.normaliser(batch.targets, batch.size)
     gradients: list[Tensor | None] = [None] * len(tensors)
@@ -262,7 +273,7 @@ def _mini_batch_gradient(
         part = torch.autograd.grad(found, tensors, weights, allow_unused=True)
         gradients = [_sum(a, b) for a, b in zip(gradients, part, strict=True)]
         total += found.detach().sum(dtype=torch.float64)
-    return total, torch.as_tensor(normaliser, dtype=torch.float64), gradients
+    return MiniBatchGradient(total, torch.as_tensor(normaliser, dtype=torch.float64), gradients)
 
 
 def _sum(total: Tensor | None, part: Tensor | None) -> Tensor | None:

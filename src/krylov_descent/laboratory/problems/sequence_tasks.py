@@ -41,16 +41,16 @@ def draw_marked(
     Numbers are from [0, 1), or bits. The mark is 1 at two places, -1 at the beginning and the
     end, else 0. The target [n, 1] is the answer for the two marked numbers.
     """
-    inside, first, places = _layout(count, length, ranges, generator)
+    inside, begin, places = _layout(count, length, ranges, generator)
     numbers = generator.random(inside.shape, dtype=np.float32)
     if bits:
         numbers = (numbers < 0.5).astype(np.float32)
     marks, rows = np.zeros_like(numbers), np.arange(count)
-    marks[rows, first] = marks[:, -1] = -1.0
+    marks[rows, begin] = marks[:, -1] = -1.0
     marks[rows[:, None], places] = 1.0
-    one, other = (numbers[rows, places[:, i]] for i in (0, 1))
+    first, second = (numbers[rows, places[:, i]] for i in (0, 1))
     inputs = np.stack([numbers * inside, marks, inside], 2, dtype=np.float32)
-    return _split(inputs, answer(one, other)[:, None])
+    return _split(inputs, answer(first, second)[:, None])
 
 
 def draw_temporal_order(
@@ -62,11 +62,11 @@ def draw_temporal_order(
     the target; elsewhere there are random symbols of four other kinds, between one for the
     beginning and one for the end.
     """
-    inside, first, places = _layout(count, length, ranges, generator)
+    inside, begin, places = _layout(count, length, ranges, generator)
     symbols = generator.integers(DISTRACTORS, size=inside.shape)
     kinds = generator.integers(KINDS, size=places.shape)
     rows = np.arange(count)
-    symbols[rows, first] = BEGINNING
+    symbols[rows, begin] = BEGINNING
     symbols[:, -1] = END
     symbols[rows[:, None], places] = DISTRACTORS + kinds
     powers = KINDS ** np.arange(len(ranges))[::-1]
@@ -80,6 +80,7 @@ def draw_random_permutation(count: int, length: int, generator: np.random.Genera
     order.
     """
     first = generator.integers(2, size=(count, 1))
+    # Several times as fast as numpy's own permutations of rows.
     others = 2 + generator.random((count, length - 2), dtype=np.float32).argsort(1)
     return _split(_one_hot(np.concatenate([first, others], 1), length), first[:, 0])
 
@@ -114,14 +115,14 @@ def _layout(
         the marks [n, marks], rising.
     """
     longest = length + length // LONGER
-    first = generator.integers(longest - length, size=count, endpoint=True)
+    begin = generator.integers(longest - length, size=count, endpoint=True)
     places = []
     free = 1  # the beginning is taken
     for low, end in ranges:
         least = max(free, round(low * length))
         free = max(least + 1, round(end * length))
-        places.append(first + generator.integers(least, free, size=count))
-    return np.arange(longest) >= first[:, None], first, np.stack(places, 1)
+        places.append(begin + generator.integers(least, free, size=count))
+    return np.arange(longest) >= begin[:, None], begin, np.stack(places, 1)
 
 
 def _one_hot(symbols: Integers, kinds: int, inside: Booleans | None = None) -> Floats:

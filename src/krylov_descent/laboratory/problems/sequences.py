@@ -1,8 +1,8 @@
 """Long-range dependencies: eight tasks that a recurrent net solves only by remembering.
 
 What matters stands early in a long sequence of noise and is asked for at its end. The sequences
-are drawn by the program, see `sequence_tasks`, and anew for each step: a net of 10,000 weights can
-learn 20,000 answers by heart sooner than it finds what they have in common.
+are drawn by the program, see `sequence_tasks`, and anew for each step: on a plateau a net of 10,000
+weights improves on 20,000 sequences that it sees again and again without learning the task.
 """
 
 import math
@@ -51,12 +51,12 @@ SMALL_LENGTH = 20
 # while a net has not yet found what matters, the only thing that it can improve is to forget.
 WEIGHT_DECAY = 0.0
 CURVATURE_SAMPLES = 1_000
-# Those of the steps, after the three sets'.
-FRESH_STREAM = 3
+# Of random numbers.
+TRAIN_STREAM, VALIDATION_STREAM, TEST_STREAM, FRESH_STREAM = range(4)
 CLIPPED: Mapping[str, Any] = {"batch_size": 100, "clip_norm": 1.0}
 # On the plateau at the beginning there is so little to be gained that a search on few sequences
 # learns those by heart.
-MANY: Mapping[str, Any] = {"subset_size": (0.1, 0.5)}
+LARGE_SEARCH: Mapping[str, Any] = {"subset_size": (0.1, 0.5)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def _nag(error: float) -> tuple[PublishedResult, ...]:
 
 
 FIRST_HALF = ((0.0, 0.1), (0.1, 0.5))
-MARKED, BLANKS = 0.25, 0.025
+MARKED_SCALE, BLANKS_SCALE = 0.25, 0.025
 TASKS: dict[str, Task] = {
     "addition": Task(
         title="Addition",
@@ -104,7 +104,7 @@ TASKS: dict[str, Task] = {
         draw=partial(draw_marked, ranges=FIRST_HALF, bits=False, answer=np.add),
         question=NUMBER,
         outputs=1,
-        input_scale=MARKED,
+        input_scale=MARKED_SCALE,
         published=_nag(2.5e-4),
     ),
     "multiplication": Task(
@@ -113,7 +113,7 @@ TASKS: dict[str, Task] = {
         draw=partial(draw_marked, ranges=FIRST_HALF, bits=False, answer=np.multiply),
         question=NUMBER,
         outputs=1,
-        input_scale=MARKED,
+        input_scale=MARKED_SCALE,
         published=_nag(1.3e-3),
     ),
     "xor": Task(
@@ -125,7 +125,7 @@ TASKS: dict[str, Task] = {
         length=50,
         # The first thing to be found on its plateau is tiny; half as long, so twice as many.
         train=2 * TRAIN,
-        input_scale=MARKED,
+        input_scale=MARKED_SCALE,
     ),
     "temporal-order": Task(
         title="Temporal order",
@@ -155,7 +155,7 @@ TASKS: dict[str, Task] = {
         question=PATTERN,
         outputs=2,
         answers=5,
-        input_scale=BLANKS,
+        input_scale=BLANKS_SCALE,
         patterns=2**5,
     ),
     "memorization-20": Task(
@@ -165,7 +165,7 @@ TASKS: dict[str, Task] = {
         question=PATTERN,
         outputs=5,
         answers=10,
-        input_scale=BLANKS,
+        input_scale=BLANKS_SCALE,
     ),
 }
 
@@ -213,7 +213,7 @@ def load_sequences(
     def draw(count: int, *stream: int) -> Split:
         return task.draw(count, steps, np.random.default_rng([seed, *stream]))
 
-    trained = draw(counts[0], 0)
+    trained = draw(counts[0], TRAIN_STREAM)
     usual = size is None and asked == (None, None, None)
     return Problem(
         name=name,
@@ -221,8 +221,8 @@ def load_sequences(
         summary=task.summary,
         task=task.question.kind,
         train=trained,
-        validation=draw(counts[1], 1) if counts[1] else None,
-        test=draw(counts[2], 2),
+        validation=draw(counts[1], VALIDATION_STREAM) if counts[1] else None,
+        test=draw(counts[2], TEST_STREAM),
         fresh=None if task.patterns else lambda step: draw(counts[0], FRESH_STREAM, step),
         build=partial(
             recurrent_network,
@@ -241,7 +241,7 @@ def load_sequences(
         criterion=task.question.criterion(),
         metric=Metric("sequences answered wrongly", "%", task.question.wrong),
         weight_decay=WEIGHT_DECAY,
-        suited={"ksd": {} if task.patterns else MANY, "adam": CLIPPED, "sgd": CLIPPED},
+        suited={"ksd": {} if task.patterns else LARGE_SEARCH, "adam": CLIPPED, "sgd": CLIPPED},
         paper=PaperSettings(
             curvature_samples=task.patterns or CURVATURE_SAMPLES, published=task.published
         )
