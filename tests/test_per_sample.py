@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from krylov_descent.losses import Loss
 from krylov_descent.objective import Objective
+from krylov_descent.per_sample import CHUNK_PART, TRUST_SAMPLES
 from krylov_descent.sums import Evaluation
 from tests import dense
 from tests.problems import PAIRS, Problem, call, make, physics_informed
@@ -280,10 +281,50 @@ def test_parameters_without_influence_have_squares_of_zero() -> None:
 def test_per_sample_gradients_are_made_a_few_at_a_time(samples_at_a_time: int) -> None:
     problem = make("conv", "logistic")
     vectorised = 8 * (2 * 4 + 2)  # bytes of the Conv layer's gradient for one sample
-    memory = samples_at_a_time * vectorised
+    memory = CHUNK_PART * samples_at_a_time * vectorised
     watched = _watched(problem, micro_batch=5, activation_memory=memory)
     _check(watched.evaluate(problem.data), problem)
     assert len(watched.passes) == 1 + math.ceil(5 / samples_at_a_time)
+
+
+def noted_sizes(model: nn.Module) -> list[int]:
+    """How many samples the forward passes from now on are of."""
+    sizes: list[int] = []
+    model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    return sizes
+
+
+def test_trust_is_decided_on_a_few_samples() -> None:
+    """It holds what comes back to every call twice."""
+    model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), torch.randn(100, 2)
+    objective = Objective(model, nn.MSELoss())
+    sizes = noted_sizes(model)
+    objective.value_gradient_and_squares((x, torch.zeros(100, 1)))
+    assert sizes.count(100) == 1
+    assert sizes.count(TRUST_SAMPLES) == 1
+    assert max(size for size in sizes if size < 100) == TRUST_SAMPLES
+    sizes.clear()
+    objective.value_gradient_and_squares((x, torch.zeros(100, 1)))
+    assert sizes == [100]
+
+
+def test_micro_batches_leave_room_for_what_linear_layers_hold() -> None:
+    model = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 1)).double()
+    data = torch.randn(400, 2).double(), torch.zeros(400, 1).double()
+    put_out = 8 * (30 + 1)
+    objective = Objective(model, nn.MSELoss(), activation_memory=100 * 3 * put_out)
+    objective.value_and_gradient(data)  # probes
+    sizes = noted_sizes(model)
+    objective.value_and_gradient(data)
+    plain = max(sizes)
+    sizes.clear()
+    found = objective.value_gradient_and_squares(data)
+    kept = objective.findings.bytes_per_sample
+    assert objective.findings.layer_bytes_per_sample == put_out
+    largest = int(objective.activation_memory // (kept + 2 * put_out))
+    assert max(size for size in sizes if size != TRUST_SAMPLES) == largest < plain
+    whole = Objective(model, nn.MSELoss()).value_gradient_and_squares(data)
+    torch.testing.assert_close(found.squares, whole.squares)
 
 
 # Autocast -----------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ class Objective:
             if recorded is not None:
                 batch, losses, total, total_squares = recorded
                 sums.add(batch, losses)
-            for batch in self.micro_batches(data) if recorded is None else ():
+            for batch in self._batches_for_squares(data) if recorded is None else ():
                 losses, gradients, squares = self._squares.of_batch(batch, self.activation_memory)
                 sums.add(batch, losses)
                 total = parameters.add(total, gradients)
@@ -187,6 +187,16 @@ class Objective:
                 total_squares = parameters.add(total_squares, squares)
                 del squares
         return sums.evaluation(total, total_squares, squared=True)
+
+    def _batches_for_squares(self, data: Any) -> Iterator[Batch]:
+        """Smaller micro-batches: what goes out of and comes back to Linear layers is held, too."""
+        for batch in self.micro_batches(data):
+            size = self.micro_batch
+            if self._micro_batch is None:
+                found = self.findings
+                held = found.bytes_per_sample + 2 * found.layer_bytes_per_sample
+                size = max(1, int(self.activation_memory // held))
+            yield from batch.split(size)
 
     def count(self, data: Any) -> Whole:
         """The samples of all ranks together; two numbers are sent."""

@@ -33,6 +33,11 @@ from krylov_descent.losses import first_line
 from krylov_descent.network import Network, require_graph
 from krylov_descent.probes import epsilon_of
 
+# A layer that holds for these holds for others.
+TRUST_SAMPLES = 32
+# Of the memory for activations, what a chunk of per-sample gradients may take beside them.
+CHUNK_PART = 8
+
 
 class SquaredGradients:
     """Per-sample squares of a network's gradients, batch by batch.
@@ -67,24 +72,16 @@ class SquaredGradients:
 
         Args:
             batch: m samples.
-            memory: bytes the per-sample gradients of route 2 may take.
+            memory: bytes that activations may take; an eighth of it is for per-sample gradients.
         """
         network = self._network
         parameters = network.parameters.tensors
         held = network.original.parameters.tensors  # by the modules
         position = {id(p): i for i, p in enumerate(held)}
-        with recorded_linear_layers(network.eager) as layers:
-            losses = network.sample_losses(batch, eager=True)
-        require_graph(losses)
-        candidates = [
-            layer
-            for layer in layers
-            if {id(layer.module.weight), id(layer.module.bias)} & position.keys()
-            and _may_factor(layer, batch.size)
-        ]
+        losses, candidates = self._losses_and_candidates(batch, position)
         self.settled = all(id(layer.module) in self._trusted for layer in candidates)
         if not self.settled:
-            self._decide_trust(losses, candidates, position, memory)
+            self._decide_trust(batch.rows(0, TRUST_SAMPLES), position, memory)
         factored = [layer for layer in candidates if self._trusted.get(id(layer.module))]
 
         covered = {id(p) for layer in factored for p in (layer.module.weight, layer.module.bias)}
@@ -104,7 +101,7 @@ class SquaredGradients:
         for i, gradient in zip(rest, found[len(outputs) :], strict=True):
             gradients[i] = gradient
         deltas = list(found[: len(outputs)])
-        del found, outputs, layers, candidates
+        del found, outputs, candidates
         while factored:  # each layer's rows are let go as soon as they were used
             layer = factored.pop(0)
             own, deltas = deltas[: len(layer.outputs)], deltas[len(layer.outputs) :]
@@ -118,14 +115,26 @@ class SquaredGradients:
                 squares[i] = square
         return losses, gradients, squares
 
-    def _decide_trust(
-        self,
-        losses: Tensor,
-        candidates: list[LinearLayer],
-        position: dict[int, int],
-        memory: int,
-    ) -> None:
-        """Compare with autograd's gradient, and with losses weighted differently by sample."""
+    def _losses_and_candidates(
+        self, batch: Batch, position: dict[int, int]
+    ) -> tuple[Tensor, list[LinearLayer]]:
+        """Losses [m] in the graph, and the trained layers that route 1 may be for."""
+        with recorded_linear_layers(self._network.eager) as layers:
+            losses = self._network.sample_losses(batch, eager=True)
+        require_graph(losses)
+        return losses, [
+            layer
+            for layer in layers
+            if {id(layer.module.weight), id(layer.module.bias)} & position.keys()
+            and _may_factor(layer, batch.size)
+        ]
+
+    def _decide_trust(self, few: Batch, position: dict[int, int], memory: int) -> None:
+        """Compare with autograd's gradient, and with losses weighted differently by sample.
+
+        On a few samples, because it holds the δ of all calls twice.
+        """
+        losses, candidates = self._losses_and_candidates(few, position)
         tensors = self._network.parameters.tensors
         outputs = [y for layer in candidates for y in layer.outputs]
         ones = torch.ones_like(losses)
@@ -188,7 +197,7 @@ class SquaredGradients:
         columns = tensors_in(nest)
         gradient = torch.vmap(torch.func.grad(loss_of_one), in_dims=(None, *(0 for _ in columns)))
         squares = [torch.zeros_like(tensor) for tensor in tensors]
-        chunk = max(1, memory // max(1, sum(tensor.nbytes for tensor in tensors)))
+        chunk = max(1, memory // CHUNK_PART // max(1, sum(tensor.nbytes for tensor in tensors)))
         # No graph towards the parameters that are not swapped; torch.func.grad makes its own.
         with torch.no_grad(), warnings.catch_warnings():
             # An operation without a batching rule is looped over inside: slower, not wrong.
@@ -265,7 +274,7 @@ def _by_products_per_sample(
         found.append((module.bias, torch.zeros_like(module.bias), torch.zeros_like(module.bias)))
     samples = calls[0][0].shape[0]
     numbers = weight.numel() + sum(x.numel() + delta.numel() for x, delta in calls) // samples
-    chunk = max(1, memory // (weight.element_size() * numbers))
+    chunk = max(1, memory // CHUNK_PART // (weight.element_size() * numbers))
     for start in range(0, samples, chunk):
         pieces = [(x[start : start + chunk], delta[start : start + chunk]) for x, delta in calls]
         # [chunk, rows, in] and [chunk, rows, out]

@@ -44,6 +44,7 @@ class Findings:
         coarsest: the dtype with the fewest digits in the forward pass.
         device: where it runs.
         bytes_per_sample: activations kept for one backward pass, per sample.
+        layer_bytes_per_sample: what the Linear layers put out, per sample.
         trusted_layers: see `linear_layers`.
     """
 
@@ -53,6 +54,7 @@ class Findings:
     coarsest: torch.dtype
     device: torch.device
     bytes_per_sample: float
+    layer_bytes_per_sample: float
     trusted_layers: frozenset[str]
 
     @property
@@ -95,9 +97,17 @@ def probe(network: Network, batch: Batch, model_signature: Signature) -> Finding
         bytes_per_sample = activation_bytes(network, few)
         with recorded_linear_layers(network.eager) as layers:
             losses = network.sample_losses(few, eager=True)
+        put_out = sum(z.nbytes for layer in layers for z in layer.outputs)
         trusted = trusted_layers(network, losses, layers, epsilon_of(coarsest, device))
     return Findings(
-        model_signature, few.size == 1, differentiates, coarsest, device, bytes_per_sample, trusted
+        signature=model_signature,
+        single=few.size == 1,
+        forward_differentiates=differentiates,
+        coarsest=coarsest,
+        device=device,
+        bytes_per_sample=bytes_per_sample,
+        layer_bytes_per_sample=put_out / few.size,
+        trusted_layers=trusted,
     )
 
 
