@@ -308,6 +308,17 @@ def test_trust_is_decided_on_a_few_samples() -> None:
     assert sizes == [100]
 
 
+def test_samples_that_do_not_count_at_the_beginning_do_not_put_trust_off() -> None:
+    model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)), torch.randn(100, 2)
+    targets = torch.ones(100, dtype=torch.long)
+    targets[:60] = -100  # ignored
+    objective = Objective(model, nn.CrossEntropyLoss())
+    objective.value_gradient_and_squares((x, targets))
+    sizes = noted_sizes(model)
+    objective.value_gradient_and_squares((x, targets))
+    assert sizes == [100]
+
+
 def test_micro_batches_leave_room_for_what_linear_layers_hold() -> None:
     model = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 1)).double()
     data = torch.randn(400, 2).double(), torch.zeros(400, 1).double()

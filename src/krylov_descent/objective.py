@@ -189,14 +189,11 @@ class Objective:
         return sums.evaluation(total, total_squares, squared=True)
 
     def _batches_for_squares(self, data: Any) -> Iterator[Batch]:
-        """Smaller micro-batches: what goes out of and comes back to Linear layers is held, too."""
+        """Smaller ones: what goes out of Linear layers and comes back to them is held, too."""
         for batch in self.micro_batches(data):
-            size = self.micro_batch
-            if self._micro_batch is None:
-                found = self.findings
-                held = found.bytes_per_sample + 2 * found.layer_bytes_per_sample
-                size = max(1, int(self.activation_memory // held))
-            yield from batch.split(size)
+            held = self.findings.bytes_per_sample + 2 * self.findings.layer_bytes_per_sample
+            fitting = max(1, int(self.activation_memory // held))
+            yield from batch.split(self._micro_batch or fitting)
 
     def count(self, data: Any) -> Whole:
         """The samples of all ranks together; two numbers are sent."""

@@ -33,7 +33,7 @@ from krylov_descent.losses import first_line
 from krylov_descent.network import Network, require_graph
 from krylov_descent.probes import epsilon_of
 
-# A layer that holds for these holds for others.
+# What holds for these holds for all. From all over a batch, whose first ones may be padding.
 TRUST_SAMPLES = 32
 # Of the memory for activations, what a chunk of per-sample gradients may take beside them.
 CHUNK_PART = 8
@@ -81,7 +81,8 @@ class SquaredGradients:
         losses, candidates = self._losses_and_candidates(batch, position)
         self.settled = all(id(layer.module) in self._trusted for layer in candidates)
         if not self.settled:
-            self._decide_trust(batch.rows(0, TRUST_SAMPLES), position, memory)
+            few = torch.linspace(0, batch.size - 1, min(batch.size, TRUST_SAMPLES)).long()
+            self._decide_trust(batch.select(few), position, memory)
         factored = [layer for layer in candidates if self._trusted.get(id(layer.module))]
 
         covered = {id(p) for layer in factored for p in (layer.module.weight, layer.module.bias)}
