@@ -10,12 +10,12 @@ from benchmarks.parts import Part
 from benchmarks.target.cells import cells_of, expected_seconds
 from benchmarks.target.figures import FIGURES
 from benchmarks.target.measuring import measure
-from benchmarks.target.tables import early_stop_table, target_table
+from benchmarks.target.tables import target_table
 
 PART = Part(
     sections=lambda device: list(cells_of(device.type)),
     measure=measure,
-    tables={"": target_table, "early-stop": early_stop_table},
+    tables={"": target_table},
     figures=FIGURES,
     kept=True,
     seconds=expected_seconds,

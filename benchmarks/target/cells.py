@@ -15,12 +15,11 @@ from krylov_descent.laboratory.reproduce import CURVES_CODE_6
 
 SEEDS = (0, 1, 2)
 TUNING_PART = 0.25  # of the budget
-# A run that has not stopped by itself after so long is shown as it is then.
-LONGEST_SECONDS = 300.0
+KEYS = ("seconds", "passes", "train", "test")  # of a point on a learning curve
 # Beyond the seconds of training: errors are measured, the method is warmed up.
 OVERHEAD, OVERHEAD_SECONDS = 1.4, 3.0
 
-Stage = Literal["rate", "seed", "early-stop"]
+Stage = Literal["rate", "seed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,16 +112,13 @@ RACES: dict[str, dict[str, Race]] = {
     },
 }
 # The goals are about these.
-FIRST_RACES, FIRST_METHODS, STOPPING_METHODS = (
-    ("curves", "mnist-autoencoder"),
-    ("ksd", "adam", "ksd-tf32", "adam-tf32"),
-    ("ksd", "hf"),
-)
+FIRST_RACES = ("curves", "mnist-autoencoder")
+FIRST_METHODS = ("ksd", "adam", "ksd-float32", "adam-tf32")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One run: a short one for a learning rate, a full one, or one to its own early stop."""
+    """One run: a short one for a learning rate, or a full one."""
 
     race: str
     method: str
@@ -133,17 +129,11 @@ class Cell:
     @property
     def name(self) -> str:
         """Also that of its file."""
-        ending = {
-            "rate": f"rate-{self.rate}",
-            "seed": f"seed-{self.seed}",
-            "early-stop": "early-stop",
-        }
-        return f"{self.race}.{self.method}.{ending[self.stage]}"
+        ending = f"rate-{self.rate}" if self.stage == "rate" else f"seed-{self.seed}"
+        return f"{self.race}.{self.method}.{ending}"
 
     def seconds(self, race: Race) -> float:
         """Of training, at most."""
-        if self.stage == "early-stop":
-            return LONGEST_SECONDS
         return race.seconds * (TUNING_PART if self.stage == "rate" else 1.0)
 
 
@@ -157,17 +147,14 @@ def cells_of(device: str) -> dict[str, Cell]:
     for method in FIRST_METHODS:
         for race in first if method in methods else []:
             ordered += _runs(race, method)
-    if device == "cuda":  # the goal is about the paper's problems, not about their small forms
-        for race in first:
-            ordered += [Cell(race=race, method=m, stage="early-stop") for m in STOPPING_METHODS]
     for race in races:
-        for method in methods:
+        for method in (name for name, described in methods.items() if described.kind is None):
             ordered += _runs(race, method)
     return {cell.name: cell for cell in ordered}
 
 
 def _runs(race: str, method: str) -> Iterator[Cell]:
-    for rate in METHODS[method].rates:
+    for rate in METHODS[method].rates if METHODS[method].own_rate else ():
         yield Cell(race=race, method=method, stage="rate", rate=rate)
     for seed in SEEDS:
         yield Cell(race=race, method=method, stage="seed", seed=seed)
@@ -187,9 +174,9 @@ def rate_of(cell: Cell, method: Method, folder: Path) -> float | None:
     """
     if cell.rate is not None or not method.rates:
         return cell.rate
-    found = {}
+    kind, found = method.kind or cell.method, {}
     for rate in method.rates:
-        short = Cell(race=cell.race, method=cell.method, stage="rate", rate=rate)
+        short = Cell(race=cell.race, method=kind, stage="rate", rate=rate)
         path = folder / f"{short.name}.json"
         if not path.exists():
             raise UnavailableError(f"its learning rate is not tuned yet: {short.name} is missing")

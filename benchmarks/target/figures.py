@@ -1,4 +1,4 @@
-"""Learning curves and the performance profile."""
+"""Learning curves, the performance profile, and what tf32 changes."""
 
 import math
 from functools import partial
@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.figures import Line, draw
-from benchmarks.parts import Figure, Sections
-from benchmarks.target.cells import RACES
-from benchmarks.target.measuring import KEYS
+from benchmarks.parts import Figure, Section, Sections
+from benchmarks.target.cells import KEYS, RACES, Cell
 from benchmarks.target.methods import METHODS
 from benchmarks.target.tables import median_time, seeds_of
 
@@ -19,18 +18,25 @@ Profile = dict[str, list[float]]
 def ratios(sections: Sections, device: str) -> Profile:
     """Of each method, on every target that some method reached: its time over the best one's.
 
-    Infinity where it did not reach the target, or its runs are missing.
+    Infinity where it did not reach the target. The targets are those of the races that KSD has
+    run, the methods those that have run all of these.
     """
+    targets = {
+        (race, error): {
+            method: time
+            for method in METHODS
+            if (time := median_time(sections, race, method, error)) is not None
+        }
+        for race in RACES[device]
+        for error in ("train", "test")
+    }
+    compared = [times for times in targets.values() if "ksd" in times]
+    complete = [method for method in METHODS if all(method in times for times in compared)]
     found: Profile = {}
-    for race in RACES[device]:
-        for error in ("train", "test"):
-            times = {method: median_time(sections, race, method, error) for method in METHODS}
-            known = [time for time in times.values() if time is not None and time < math.inf]
-            if not known:
-                continue
-            for method, time in times.items():
-                ratio = math.inf if time is None else time / min(known)
-                found.setdefault(method, []).append(ratio)
+    for times in compared:
+        best = min(times[method] for method in complete)
+        for method in complete if best < math.inf else []:
+            found.setdefault(method, []).append(times[method] / best)
     return found
 
 
@@ -60,13 +66,41 @@ def curves(race: str, sections: Sections, device: torch.device, path: Path) -> N
         if not runs:
             continue
         for label, key in (("training error", "train"), ("test error", "test")):
-            column = KEYS.index(key)
-            # A logarithm has no place for the start or an error of zero.
-            points = [(row[0], row[column]) for row in runs[0]["curve"] if row[0] and row[column]]
-            x, y = [point[0] for point in points], [point[1] for point in points]
-            panels[label].append(Line(described.title, x, y))
+            panels[label].append(_line(described.title, runs[0], "seconds", key))
     levels = {"training error": chosen.train, "test error": chosen.test}
     draw(path, panels, x_label=f"seconds of training, {chosen.title}", levels=levels)
+
+
+def precisions(sections: Sections, device: torch.device, path: Path) -> None:
+    """Training error over passes, KSD with tf32 and without it, the first seed of each."""
+    panels = {
+        f"training error, {RACES[device.type][race].title}": [
+            _line(METHODS[method].title, sections[name], "passes", "train")
+            for method, name in both.items()
+        ]
+        for race, both in _matched(sections).items()
+    }
+    draw(path, panels, x_label="passes over the training data")
+
+
+def _matched(sections: Sections) -> dict[str, dict[str, str]]:
+    """The first seeds of KSD in both precisions by method, of each race that has both."""
+    names = {
+        race: {
+            method: Cell(race=race, method=method, stage="seed").name
+            for method in ("ksd", "ksd-float32")
+        }
+        for race in RACES["cuda"]
+    }
+    return {race: both for race, both in names.items() if set(both.values()) <= set(sections)}
+
+
+def _line(title: str, run: Section, x: str, y: str) -> Line:
+    """A learning curve; a logarithm has no place for the start or an error of zero."""
+    columns = KEYS.index(x), KEYS.index(y)
+    points = [tuple(row[i] for i in columns) for row in run["curve"]]
+    shown = [point for point in points if all(point)]
+    return Line(title, [point[0] for point in shown], [point[1] for point in shown])
 
 
 def _has_runs(race: str, sections: Sections) -> bool:
@@ -81,5 +115,8 @@ FIGURES = {
 } | {
     "target-profile": Figure(
         "Performance profile", profile, lambda sections: bool(ratios(sections, "cuda"))
-    )
+    ),
+    "target-tf32": Figure(
+        "KSD with tf32 and without", precisions, lambda sections: bool(_matched(sections))
+    ),
 }

@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks.environment import UnavailableError
 from benchmarks.parts import Section, Setting
-from benchmarks.target.cells import RACES, Cell, Race, cells_of, rate_of
+from benchmarks.target.cells import KEYS, RACES, Cell, Race, cells_of, rate_of
 from benchmarks.target.methods import METHODS, settings_of
 from benchmarks.target.mini_batches import MiniBatches
 from benchmarks.target.updates import make_update
@@ -24,7 +24,6 @@ from krylov_descent.laboratory.sources import DataError
 from krylov_descent.laboratory.training import Limits, Training
 
 CURVE_POINTS = 100
-KEYS = ("seconds", "passes", "train", "test")
 WARM_UP_STEPS = 2
 
 
@@ -46,11 +45,7 @@ def run(cell: Cell, race: Race, problem: Problem, rate: float | None) -> Section
     seconds = cell.seconds(race)
     model = problem.make_model(cell.seed, None, device)
     optimizer = make_optimizer(cell.method, race, problem, model, rate, seconds, cell.seed)
-    limits = (
-        Limits(seconds=seconds)
-        if cell.stage == "early-stop"
-        else Limits(seconds=seconds, early_stop=None)
-    )
+    limits = Limits(seconds=seconds, early_stop=None)
     with TemporaryDirectory() as path:
         folder = RunFolder(Path(path))
         folder.begin({})
@@ -142,5 +137,5 @@ def _warm_up(method: str, race: str, device: torch.device) -> None:
     optimizer = make_optimizer(
         method, chosen, problem, model, rates[0] if rates else None, chosen.seconds, 0
     )
-    for _ in range(WARM_UP_STEPS if method == "ksd" else 1):
+    for _ in range(1 if METHODS[method].rates else WARM_UP_STEPS):
         optimizer.step(problem.train)

@@ -22,17 +22,23 @@ class Method:
         title: what tables call it.
         rates: the grid of its learning rate; empty for methods without one.
         distribution: that it needs.
-        tf32: whether gradient (and products) are in TensorFloat-32.
+        tf32: whether gradient (and products) are in TensorFloat-32; None as its settings say.
         gpu_only: whether it takes part on GPUs alone.
-        kind: the method itself, where the name says more.
+        kind: the method that it is a form of. Forms take part where the goals are about them,
+            with the learning rate of the method itself.
     """
 
     title: str
     rates: tuple[float, ...] = ()
     distribution: str | None = None
-    tf32: bool = False
+    tf32: bool | None = None
     gpu_only: bool = False
     kind: str | None = None
+
+    @property
+    def own_rate(self) -> bool:
+        """Whether a learning rate is to be found for it."""
+        return bool(self.rates) and self.kind is None
 
     def require(self) -> None:
         """Say so where its library is not installed."""
@@ -51,9 +57,9 @@ METHODS: dict[str, Method] = {
     "soap": Method(title="SOAP", rates=SOAP_RATES, distribution="pytorch_optimizer"),
     # Its products are in bfloat16, with which many CPUs take minutes for an epoch.
     "muon": Method(title="Muon", rates=MUON_RATES, gpu_only=True),
-    "ksd-tf32": Method(title="KSD, tf32", tf32=True, gpu_only=True, kind="ksd"),
+    "ksd-float32": Method(title="KSD (float32 throughout)", tf32=False, gpu_only=True, kind="ksd"),
     "adam-tf32": Method(
-        title="Adam, tf32", rates=ADAPTIVE_RATES, tf32=True, gpu_only=True, kind="adam"
+        title="Adam (tf32)", rates=ADAPTIVE_RATES, tf32=True, gpu_only=True, kind="adam"
     ),
 }
 
@@ -71,8 +77,8 @@ def settings_of(method: str, row: str | None) -> dict[str, Any]:
     chosen = METHODS[method]
     if (chosen.kind or method) != "ksd":
         return {}
-    precision: dict[str, Any] = {"tf32": True} if chosen.tf32 else {}
     if row is None:
-        return precision
+        return {}
     (cell,) = (c for c in exhibit("table2").of_rows([row]) if c.column == BEST)
-    return {**cell.settings.optimizer_options, **precision}
+    options = dict(cell.settings.optimizer_options)
+    return options if chosen.tf32 is None else {**options, "tf32": chosen.tf32}

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.environment import sentence
 from benchmarks.parts import NOT_MEASURED, Section, Sections, markdown
-from benchmarks.target.cells import FIRST_RACES, RACES, SEEDS, Cell, Race
+from benchmarks.target.cells import FIRST_RACES, KEYS, RACES, SEEDS, Cell, Race
 from benchmarks.target.methods import Method, methods_of
 
 MISSING, NEVER = "missing", "not reached"
@@ -53,7 +53,7 @@ def _grids(methods: dict[str, Method]) -> str:
     return "; ".join(
         f"{method.title}: {', '.join(f'{rate:g}' for rate in method.rates)}"
         for method in methods.values()
-        if method.rates
+        if method.own_rate
     )
 
 
@@ -67,10 +67,13 @@ def _race_table(sections: Sections, name: str, race: Race, methods: dict[str, Me
             f"test error {race.test:g}",
             "of KSD",
             "errors at the end (training / test)",
+            "lowest test error",
         ]
     ]
     missing = []
     for method, described in methods.items():
+        if described.kind is not None and name not in FIRST_RACES:
+            continue
         runs = seeds_of(sections, name, method)
         if not runs:
             missing.append(described.title)
@@ -78,7 +81,7 @@ def _race_table(sections: Sections, name: str, race: Race, methods: dict[str, Me
         cells = [described.title, f"{runs[0]['rate']:g}" if described.rates else "–"]
         for error in ("train", "test"):
             cells += [_time(runs, error), _relative(sections, name, method, error)]
-        rows.append([*cells, _errors(runs)])
+        rows.append([*cells, _errors(runs), _lowest(runs)])
     batch = f"mini-batches of {race.batch_size:,}"
     parts = [f"**{race.title}**, {race.seconds:g} s, {batch}"]
     if len(rows) > 1:
@@ -86,32 +89,6 @@ def _race_table(sections: Sections, name: str, race: Race, methods: dict[str, Me
     if missing:
         parts.append(f"Missing: {', '.join(missing)}.")
     return "\n\n".join(parts)
-
-
-def early_stop_table(sections: Sections, device: torch.device) -> str:
-    """KSD's total time over HF's, each to its own early stop."""
-    rows = [["problem", "KSD", "HF", "KSD / HF", "errors of KSD", "errors of HF"]]
-    for race in FIRST_RACES:
-        found = [
-            sections.get(Cell(race=race, method=method, stage="early-stop").name)
-            for method in ("ksd", "hf")
-        ]
-        ratio = MISSING
-        if found[0] and found[1]:
-            ratio = f"{found[0]['last']['seconds'] / found[1]['last']['seconds']:.2f}"
-        rows.append([RACES[device.type][race].title, *map(_total, found), ratio])
-        rows[-1] += [_errors([run]) if run else MISSING for run in found]
-    caption = (
-        "Seconds of training until the validation error has stopped falling; “cut” where the "
-        "time limit ended the run first. Errors are training / test."
-    )
-    return f"{markdown(rows)}\n\n{caption}"
-
-
-def _total(run: Section | None) -> str:
-    if run is None:
-        return MISSING
-    return f"{run['last']['seconds']:.1f} s" + (" (cut)" if run["ending"] == "seconds" else "")
 
 
 def _time(runs: list[Section], error: str) -> str:
@@ -132,6 +109,13 @@ def _relative(sections: Sections, race: str, method: str, error: str) -> str:
     if not own or other is None or math.inf in (own, other):
         return "–"
     return f"{other / own:.2f}"
+
+
+def _lowest(runs: list[Section]) -> str:
+    """The lowest test error on the way, median of the seeds."""
+    column = KEYS.index("test")
+    found = [min(row[column] for row in run["curve"] if row[column] is not None) for run in runs]
+    return f"{statistics.median(found):.3g}"
 
 
 def _errors(runs: list[Section]) -> str:
