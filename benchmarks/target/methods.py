@@ -58,6 +58,7 @@ METHODS: dict[str, Method] = {
     # Its products are in bfloat16, with which many CPUs take minutes for an epoch.
     "muon": Method(title="Muon", rates=MUON_RATES, gpu_only=True),
     "ksd-float32": Method(title="KSD (float32 throughout)", tf32=False, gpu_only=True, kind="ksd"),
+    "hf-tf32": Method(title="HF (tf32 products)", tf32=True, gpu_only=True, kind="hf"),
     "adam-tf32": Method(
         title="Adam (tf32)", rates=ADAPTIVE_RATES, tf32=True, gpu_only=True, kind="adam"
     ),
@@ -72,13 +73,12 @@ def methods_of(device: str) -> dict[str, Method]:
 def settings_of(method: str, row: str | None) -> dict[str, Any]:
     """Options of a method without learning rate: for KSD those of a row of Table 2 here.
 
-    Without a row, and for the other methods, they are the defaults.
+    Without a row, and for the other methods, they are the defaults but for the precision.
     """
-    chosen = METHODS[method]
-    if (chosen.kind or method) != "ksd":
-        return {}
-    if row is None:
-        return {}
-    (cell,) = (c for c in exhibit("table2").of_rows([row]) if c.column == BEST)
-    options = dict(cell.settings.optimizer_options)
+    chosen, options = METHODS[method], dict[str, Any]()
+    if chosen.rates:
+        return options
+    if (chosen.kind or method) == "ksd" and row is not None:
+        (cell,) = (c for c in exhibit("table2").of_rows([row]) if c.column == BEST)
+        options.update(cell.settings.optimizer_options)
     return options if chosen.tf32 is None else {**options, "tf32": chosen.tf32}

@@ -70,7 +70,9 @@ class Recordings:
     def still_true(self, batch: Batch) -> Tensor:
         """Run a few samples both ways: whether they agree, a boolean still on the device."""
         few = batch.rows(0, PULSE_SAMPLES)
-        pulse = self.load("pulse", _losses, few)
+        # One for each precision: Hessian-Free may have tf32 for its products alone.
+        precision = torch.backends.cuda.matmul.fp32_precision
+        pulse = self.load(f"pulse in {precision}", _losses, few)
         fresh = self._network.sample_losses(few, eager=True).detach().double()
         if pulse is None:
             return torch.ones((), dtype=torch.bool, device=fresh.device)

@@ -191,7 +191,7 @@ def test_a_cell_is_run(method: str) -> None:
     cell = cells.Cell(race="tiny", method=method, stage="seed", seed=1)
     rate = RATE if method == "adam" else None
     found = measuring.run(cell, race, tiny_problem(), rate)
-    start = found["curve"][0][measuring.KEYS.index("train")]
+    start = found["curve"][0][cells.KEYS.index("train")]
     assert found["last"]["train"] < start
     assert found["reached"]["test"] is None
     assert found["ending"] == "seconds"

@@ -35,6 +35,23 @@ def test_steps_are_those_of_the_cpu(kind: Any, options: Any, data_on_gpu: bool) 
 
 
 @pytest.mark.gpu
+def test_products_in_tf32_are_nearly_those_of_float32() -> None:
+    """Hessian-Free with layers that cuBLAS has tensor cores for; the same gradient, other steps."""
+    data = torch.randn(512, 64, device="cuda"), torch.randn(512, 64, device="cuda")
+    losses, gradients = [], []
+    for tf32 in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64)).cuda()
+        optimizer = HessianFree(model, nn.MSELoss(), damping=0.1, tf32=tf32)
+        results = [optimizer.step(data) for _ in range(3)]
+        losses.append([result.loss_after for result in results])
+        gradients.append(results[0].gradient_norm)
+    assert gradients[0] == gradients[1]
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+@pytest.mark.gpu
 def test_a_recorded_epoch_is_the_plain_epoch() -> None:
     """Momentum, clipping and a last mini-batch that is smaller, bit for bit."""
     data = classes(dtype=torch.float64)

@@ -228,29 +228,6 @@ def test_an_inherited_precision_goes_on_being_inherited() -> None:
         backends.fp32_precision = before
 
 
-def test_tf32_is_for_gradient_and_products_and_then_over() -> None:
-    settings: Any = torch.backends.cuda.matmul
-    before, seen, works = settings.fp32_precision, [], True
-
-    def forward(model: nn.Module, inputs: Any) -> Any:
-        if not works:
-            raise RuntimeError("broken")
-        seen.append(settings.fp32_precision)
-        return model(inputs)
-
-    optimizer = KSD(network(), nn.MSELoss(), forward=forward, tf32=True, **SETTINGS)
-    result = optimizer.step(samples())
-    assert result.status is Status.MOVED
-    assert settings.fp32_precision == before
-    searched = seen.index(before)  # the first evaluation of the search
-    assert set(seen[:searched]) == {"tf32"}
-    assert set(seen[searched:]) == {before}
-    works = False
-    with pytest.raises(RuntimeError, match="broken"):
-        optimizer.step(samples())
-    assert settings.fp32_precision == before
-
-
 def test_gradients_of_the_user_are_neither_read_nor_written() -> None:
     model, twin = network(), network()
     for p in model.parameters():

@@ -1,8 +1,6 @@
 """Krylov Subspace Descent (Vinyals & Povey 2011), Algorithm 3."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, overload
 
 import torch
@@ -25,6 +23,7 @@ from krylov_descent.optimizers.ksd_spaces import (
     objective_in,
 )
 from krylov_descent.optimizers.result import Status, StepResult
+from krylov_descent.precision import matmul_in_tf32
 from krylov_descent.preconditioner import Preconditioner, make_preconditioner
 from krylov_descent.subsets import Reservoir, Size, SubsetSizes, draw
 from krylov_descent.subspace import Coordinates
@@ -233,20 +232,6 @@ class KSD(DataOptimizer):
         self._zero_state(PREVIOUS_STEP)
 
 
-@contextmanager
-def _matmul_in_tf32(wanted: bool) -> Iterator[None]:
-    """Matrix products in TensorFloat-32 for a while."""
-    if not wanted:  # to write back what was read would end its being inherited
-        yield
-        return
-    settings = torch.backends.cuda.matmul
-    before, settings.fp32_precision = settings.fp32_precision, "tf32"
-    try:
-        yield
-    finally:
-        settings.fp32_precision = before
-
-
 class _Step:
     """One step under way: the algorithm's variables and the account of what it cost."""
 
@@ -259,7 +244,7 @@ class _Step:
         account = self.account
         # Lines 3-5. The sets; gradient g and preconditioner D on A.
         self.ranks.enter("gradient")
-        with _matmul_in_tf32(self.optimizer.tf32):
+        with matmul_in_tf32(self.optimizer.tf32):
             found, curvature_set, objective_set = self.gradient_and_sets(
                 data, curvature_data, objective_data
             )
@@ -274,7 +259,7 @@ class _Step:
 
         # Lines 6-9. Basis V and projected curvature on B; coordinates in which it is round.
         self.ranks.enter("basis")
-        with _matmul_in_tf32(self.optimizer.tf32):
+        with matmul_in_tf32(self.optimizer.tf32):
             subspace = self.subspace(curvature_set, found.gradient)
         del found
         if not bool(subspace.curvature.isfinite().all()):
