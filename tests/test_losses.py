@@ -13,6 +13,7 @@ from krylov_descent.losses import (
     CLASSWISE,
     ELEMENTWISE,
     MODULE_OF_FUNCTION,
+    PAIRWISE,
     Loss,
     LossContractError,
     SampleLoss,
@@ -253,6 +254,18 @@ def test_a_mean_that_is_not_finite_is_not_the_contracts_business() -> None:
 def test_a_wrong_shape_is_refused(loss: Loss, shape: str) -> None:
     with pytest.raises(LossContractError, match=rf"`loss` returned shape {shape} for 6 samples"):
         SampleLoss(loss).per_sample(normal(N, C), normal(N, C), N)
+
+
+@pytest.mark.parametrize("kind", PAIRWISE)
+def test_shapes_that_torch_would_pair_each_with_every_one_are_refused(kind: Any) -> None:
+    with pytest.raises(LossContractError, match=r"outputs have shape \(5, 1\) .*targets \(5,\)"):
+        SampleLoss(kind()).per_sample(torch.rand(5, 1), torch.rand(5), 5)
+    assert SampleLoss(kind()).per_sample(torch.rand(5, 1), torch.rand(5, 1), 5).shape == (5,)
+
+
+def test_a_class_in_place_of_an_instance_is_named() -> None:
+    with pytest.raises(TypeError, match=r"`loss` is a class: .*MSELoss\(\)"):
+        SampleLoss(nn.MSELoss)
 
 
 def test_a_result_that_is_no_tensor_is_refused() -> None:

@@ -52,14 +52,22 @@ class Storage:
                 f"`basis_dtype` must be torch.bfloat16, or None for that of the parameters "
                 f"({like.dtype}), found {dtype}"
             )
-        place = None if device is None else torch.device(device)
-        if place is not None and place.type not in ("cpu", like.device.type):
+        place = None if device is None else _device_of(device)
+        if device is not None and (place is None or place.type not in ("cpu", like.device.type)):
             raise ValueError(
                 f"`basis_device` must be 'cpu', or None for that of the parameters "
                 f"({like.device}), found {device!r}"
             )
         moved = place is not None and place.type != like.device.type
         return cls(dtype if dtype != like.dtype else None, place if moved else None)
+
+
+def _device_of(name: torch.device | str) -> torch.device | None:
+    """None where torch has no such device."""
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        return None
 
 
 class Placement(Protocol):

@@ -112,6 +112,7 @@ class Curvature:
         elif self.kind == "gauss-newton":
             outputs = outputs_of(network, few)
             _check_loss(network, outputs, few, epsilon)
+            _warn_of_linear_loss(network, outputs, few)
             check_double_backward(floating(outputs), parameters, epsilon)
         else:
             check_double_backward([losses_of(network, few)], parameters, epsilon)
@@ -269,6 +270,23 @@ def _check_loss(network: Network, outputs: Tree, few: Batch, epsilon: float) -> 
             f"the loss has no second derivative in the outputs ({first_line(problem)}): write it "
             "with operations that can be differentiated twice, or use curvature='fisher'"
         ) from problem
+
+
+def _warn_of_linear_loss(network: Network, outputs: Tree, few: Batch) -> None:
+    """JᵀH_E J of a loss that is linear in the outputs is zero, and so no help at all."""
+    # Along no special direction: a softmax has no curvature along (1, …, 1).
+    directions = [
+        torch.arange(z.numel(), device=z.device).cos().to(z.dtype).reshape(z.shape)
+        for z in floating(outputs)
+    ]
+    curved = network.output_hessian(outputs, few)(directions)
+    if not any(bool(z.any()) for z in curved):
+        warnings.warn(
+            "the loss is linear in the model's outputs, as NLLLoss is in log-probabilities, so "
+            "the Gauss-Newton matrix is zero and steps follow the gradient alone: use "
+            "CrossEntropyLoss on the logits, or curvature='hessian' or 'fisher'",
+            stacklevel=2,
+        )
 
 
 _ROUTES: dict[str, tuple[Linearize, Linearize]] = {

@@ -25,7 +25,8 @@ Loss = Callable[[Tree, Tree], Tensor]
 # v → (∂² Σ nᵢ / ∂z²) v, over the list of output tensors z.
 OutputHessian = Callable[[list[Tensor]], list[Tensor]]
 
-ELEMENTWISE = (
+# Targets have the outputs' shape.
+PAIRWISE = (
     nn.MSELoss,
     nn.L1Loss,
     nn.SmoothL1Loss,
@@ -35,6 +36,9 @@ ELEMENTWISE = (
     nn.KLDivLoss,
     nn.PoissonNLLLoss,
     nn.SoftMarginLoss,
+)
+ELEMENTWISE = (
+    *PAIRWISE,
     nn.HingeEmbeddingLoss,
     nn.MultiLabelSoftMarginLoss,
     nn.MultiMarginLoss,
@@ -71,6 +75,8 @@ class SampleLoss:
     def __init__(self, loss: Loss) -> None:
         if not callable(loss):
             raise TypeError(f"`loss` must be callable as loss(outputs, targets), found {loss!r}")
+        if isinstance(loss, type) and issubclass(loss, nn.Module):
+            raise TypeError(f"`loss` is a class: give an instance of it, {loss.__name__}()")
         function: Any = loss
         # By identity: a callable object need not have a hash.
         modules = [module() for known, module in MODULE_OF_FUNCTION.items() if known is function]
@@ -94,6 +100,7 @@ class SampleLoss:
         """n: one number per sample [size], part of the autograd graph of the outputs."""
         if not self.known:
             return self._per_sample_of_callable(outputs, targets, size)
+        self._check_shapes(outputs, targets)
         elements: Tensor = self._elements(outputs, targets)
         self._check_weight(elements)
         if elements.dim() == 0 or elements.shape[0] != size:
@@ -170,6 +177,17 @@ class SampleLoss:
             return counted
         weight: Tensor = self.module.weight
         return weight[torch.where(counted, targets, 0)] * counted
+
+    def _check_shapes(self, outputs: Tree, targets: Tree) -> None:
+        """Torch would pair outputs of [m, 1] with targets of [m] each with every one."""
+        if type(self.module) not in PAIRWISE or not isinstance(outputs, Tensor):
+            return
+        if isinstance(targets, Tensor) and outputs.shape != targets.shape:
+            raise LossContractError(
+                f"`loss`: {type(self.module).__name__} compares element by element, but the "
+                f"outputs have shape {tuple(outputs.shape)} and the targets "
+                f"{tuple(targets.shape)}: give both the same shape"
+            )
 
     def _check_weight(self, elements: Tensor) -> None:
         weight = getattr(self.module, "weight", None)

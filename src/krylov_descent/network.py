@@ -43,6 +43,10 @@ class Network:
         self.model = model = _unwrapped(model)
         self.eager: nn.Module = _unwrapped(getattr(model, "_orig_mod", model))
         self.loss = SampleLoss(loss)
+        if forward is not None and not callable(forward):
+            raise TypeError(
+                f"`forward` must be callable as forward(model, inputs), found {forward!r}"
+            )
         self._forward = forward or _default_forward
         self._ambient: AbstractContextManager[Any] = nullcontext()
         self.autocast: torch.dtype | None = None  # of the forward pass, where there is one
@@ -81,7 +85,10 @@ class Network:
     def outputs(self, batch: Batch, *, eager: bool = False) -> Tree:
         """The model's outputs for a batch, under the caller's autocast."""
         with self._ambient, _cudnn_for(self.model), _compiler(off=eager):
-            return self._forward(self.eager if eager else self.model, batch.inputs)
+            found = self._forward(self.eager if eager else self.model, batch.inputs)
+        if found is None:
+            raise TypeError("the forward pass returned None: it must return the outputs")
+        return found
 
     def sample_losses(self, batch: Batch, *, eager: bool = False) -> Tensor:
         """nᵢ of a batch [size], part of the autograd graph."""

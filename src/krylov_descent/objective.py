@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import probes
+from krylov_descent.arguments import check_counts, check_flags
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples
 from krylov_descent.distributed import Ranks
 from krylov_descent.losses import Loss
@@ -70,9 +71,9 @@ class Objective:
         activation_memory: int | None = None,
         cuda_graphs: bool = True,
     ) -> None:
-        for name, limit in (("micro_batch", micro_batch), ("activation_memory", activation_memory)):
-            if limit is not None and limit < 1:
-                raise ValueError(f"`{name}` must be at least 1, found {limit}")
+        limits = {"micro_batch": micro_batch, "activation_memory": activation_memory}
+        check_counts(**{name: limit for name, limit in limits.items() if limit is not None})
+        check_flags(cuda_graphs=cuda_graphs)
         self.network = Network(model, loss, forward, params)
         self._squares = SquaredGradients(self.network)
         self.recordings = Recordings(self.network, cuda_graphs)

@@ -175,3 +175,36 @@ def test_options_out_of_range_are_named(option: str, value: Any) -> None:
     choices = {option: value}
     with pytest.raises(ValueError, match=f"`{option}` must"):
         KSD(network(), nn.MSELoss(), **choices)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("dimension", 2.5),
+        ("dimension", "20"),
+        ("dimension", True),
+        ("bfgs_iterations", 3.0),
+        ("micro_batch", 1.5),
+        ("seed", None),
+        ("tf32", "yes"),
+        ("cuda_graphs", "no"),
+        ("forward", 3),
+    ],
+)
+def test_options_of_another_kind_are_named(option: str, value: Any) -> None:
+    choices = {option: value}
+    with pytest.raises(TypeError, match=f"`{option}` must"):
+        KSD(network(), nn.MSELoss(), **choices)
+
+
+def test_texts_in_place_of_numbers_and_devices_are_named() -> None:
+    for option, value in (("weight_decay", "x"), ("lr", "fast"), ("basis_device", "nowhere")):
+        choices: Any = {option: value}
+        with pytest.raises(ValueError, match=f"`{option}` must.*{value}"):
+            KSD(network(), nn.MSELoss(), **choices)
+
+
+def test_a_forward_pass_that_returns_nothing() -> None:
+    optimizer = KSD(network(), nn.MSELoss(), forward=lambda model, x: None)
+    with unchanged(optimizer), pytest.raises(TypeError, match="returned None"):
+        optimizer.step(samples())

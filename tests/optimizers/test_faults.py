@@ -34,7 +34,7 @@ def test_a_loss_that_is_not_finite(bad: float, where: int) -> None:
     assert optimizer.step(samples()).status is Status.MOVED
     result = refused(optimizer, (x, y))
     assert result.status is Status.NOT_FINITE
-    assert "the loss on A is" in result.reason
+    assert "the loss on A, all the data, is" in result.reason
     assert not math.isfinite(result.loss)
     assert optimizer.step(samples()).status is Status.MOVED  # no harm done
 

@@ -116,7 +116,7 @@ def test_every_line_of_a_training_is_one_line() -> None:
     results = [optimizer.step(data) for data in ((x, y), (x, y * torch.nan), (x, y))]
     assert [result.status.moved for result in results] == [True, False, True]
     assert not any("\n" in str(result) for result in results)
-    assert "no step: the loss on A is nan" in str(results[1])
+    assert "no step: the loss on A, all the data, is nan" in str(results[1])
 
 
 @pytest.mark.parametrize("status", Status)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from krylov_descent.arguments import check_whole
 from krylov_descent.batches import Samples, Unusable, as_samples
 from krylov_descent.likeness import check_alike
 from krylov_descent.losses import Loss
@@ -68,6 +69,7 @@ class DataOptimizer(torch.optim.Optimizer):
         given = list(model.named_parameters()) if params is None else params
         if params is None and not given:
             raise ValueError("`model` has no parameters: there is nothing to train")
+        check_whole(seed=seed)
         super().__init__(given, defaults)
         for group in self.param_groups:
             _check_not_negative(group, "lr", "weight_decay")
@@ -282,5 +284,6 @@ class Stopwatch:
 def _check_not_negative(group: dict[str, Any], *keys: str) -> None:
     for key in keys:
         # A torch optimiser behind an adapter may not have the key at all.
-        if not float(group.get(key, 0.0)) >= 0:
-            raise ValueError(f"`{key}` must be 0 or more, found {group[key]}")
+        value = group.get(key, 0.0)
+        if isinstance(value, str) or not float(value) >= 0:
+            raise ValueError(f"`{key}` must be a number of 0 or more, found {value!r}")

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 import torch
 from torch import Tensor, nn
 
+from krylov_descent.arguments import check_counts
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples, tensors_in
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, require_graph
@@ -89,8 +90,7 @@ class FirstOrder(DataOptimizer):
         cuda_graphs: bool = False,
         **options: Any,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1, found {batch_size}")
+        check_counts(batch_size=batch_size)
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"`clip_norm` must be above 0, found {clip_norm}")
         _check_schedule(schedule, epochs)

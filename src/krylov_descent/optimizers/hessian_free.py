@@ -6,6 +6,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from krylov_descent.arguments import check_counts, check_flags
 from krylov_descent.batches import Nothing, Samples
 from krylov_descent.chunks import ChunkSize, check_chunk_size, chunk_length, cycled_chunk
 from krylov_descent.conjugate_gradient import CGIterate, CGResult, CGStop, conjugate_gradient
@@ -106,8 +107,8 @@ class HessianFree(DataOptimizer):
     ) -> None:
         if not 0 < damping < math.inf:
             raise ValueError(f"`damping` must be positive and finite, found {damping}")
-        if cg_iterations < 1:
-            raise ValueError(f"`cg_iterations` must be at least 1, found {cg_iterations}")
+        check_counts(cg_iterations=cg_iterations)
+        check_flags(tf32=tf32)
         check_chunk_size(chunk_size)
         super().__init__(
             model,

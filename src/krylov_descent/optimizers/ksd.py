@@ -6,6 +6,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from krylov_descent.arguments import check_counts, check_flags
 from krylov_descent.basis import Storage
 from krylov_descent.batches import InMemory, Nothing, Samples
 from krylov_descent.bfgs import BFGSResult, minimize_bfgs
@@ -145,10 +146,8 @@ class KSD(DataOptimizer):
         basis_dtype: torch.dtype | None = None,
         basis_device: torch.device | str | None = None,
     ) -> None:
-        if dimension < 1:
-            raise ValueError(f"`dimension` must be at least 1, found {dimension}")
-        if bfgs_iterations < 1:
-            raise ValueError(f"`bfgs_iterations` must be at least 1, found {bfgs_iterations}")
+        check_counts(dimension=dimension, bfgs_iterations=bfgs_iterations)
+        check_flags(tf32=tf32)
         if not 0 < epsilon < 1:
             raise ValueError(f"`epsilon` must lie between 0 and 1, found {epsilon}")
         super().__init__(
@@ -251,7 +250,11 @@ class _Step:
         norm = self.ranks.agreed_number(float(found.gradient.norm()))
         account.note(gradient_norm=norm)
         if not math.isfinite(found.value):
-            return account.refused(Status.NOT_FINITE, f"the loss on A is {found.value}")
+            return account.refused(
+                Status.NOT_FINITE,
+                f"the loss on A, all the data, is {found.value}: look for NaN and infinity in the "
+                "data and the parameters",
+            )
         if not math.isfinite(norm):
             return account.refused(Status.NOT_FINITE, "the gradient on A is not finite")
         if norm == 0:

@@ -6,6 +6,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from krylov_descent.arguments import check_counts
 from krylov_descent.batches import Samples
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
@@ -55,9 +56,7 @@ class LBFGS(DataOptimizer):
         micro_batch: int | None = None,
         activation_memory: int | None = None,
     ) -> None:
-        for name, number in (("iterations", iterations), ("history", history)):
-            if number < 1:
-                raise ValueError(f"`{name}` must be at least 1, found {number}")
+        check_counts(iterations=iterations, history=history)
         super().__init__(
             model,
             loss,

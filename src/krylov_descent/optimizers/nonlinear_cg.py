@@ -6,6 +6,7 @@ from typing import Any, get_args, overload
 import torch
 from torch import Tensor, nn
 
+from krylov_descent.arguments import check_counts
 from krylov_descent.batches import Samples
 from krylov_descent.conjugate_directions import (
     Formula,
@@ -80,8 +81,7 @@ class NonlinearCG(DataOptimizer):
                 f"`formula` must be one of {', '.join(map(repr, get_args(Formula)))}, "
                 f"found {formula!r}"
             )
-        if iterations < 1:
-            raise ValueError(f"`iterations` must be at least 1, found {iterations}")
+        check_counts(iterations=iterations)
         if not 1e-4 < slope_tolerance < 1:
             raise ValueError(
                 f"`slope_tolerance` must lie between 0.0001 and 1, found {slope_tolerance}"

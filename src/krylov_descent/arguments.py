@@ -1,0 +1,26 @@
+"""Arguments of the wrong kind, refused by name before they fail somewhere deep."""
+
+from numbers import Integral
+from typing import Any
+
+
+def check_counts(**given: Any) -> None:
+    """Each must be a whole number of at least 1."""
+    for name, value in given.items():
+        check_whole(**{name: value})
+        if value < 1:
+            raise ValueError(f"`{name}` must be at least 1, found {value}")
+
+
+def check_whole(**given: Any) -> None:
+    """Each must be a whole number."""
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"`{name}` must be a whole number, found {value!r}")
+
+
+def check_flags(**given: Any) -> None:
+    """Each must be True or False: a text such as "no" would count as true."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"`{name}` must be True or False, found {value!r}")
