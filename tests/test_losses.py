@@ -264,8 +264,9 @@ def test_shapes_that_torch_would_pair_each_with_every_one_are_refused(kind: Any)
 
 
 def test_a_class_in_place_of_an_instance_is_named() -> None:
+    forgotten: Any = nn.MSELoss
     with pytest.raises(TypeError, match=r"`loss` is a class: .*MSELoss\(\)"):
-        SampleLoss(nn.MSELoss)
+        SampleLoss(forgotten)
 
 
 def test_a_result_that_is_no_tensor_is_refused() -> None:

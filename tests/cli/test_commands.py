@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from krylov_descent.cli import COMMANDS
+from krylov_descent import __version__
+from krylov_descent.cli import COMMANDS, listing
 from krylov_descent.cli.options import pairs
 from krylov_descent.laboratory.contenders import CONTENDERS
 from krylov_descent.laboratory.problems import PROBLEMS
-from krylov_descent.laboratory.sources import SOURCES
+from krylov_descent.laboratory.sources import SOURCES, FileStatus
+from krylov_descent.laboratory.yardsticks import YARDSTICKS
 from tests.cli.asking import ADAM, TINY, Ksd, fits
 
 # Help and lists -------------------------------------------------------------------------------
@@ -93,6 +95,26 @@ def test_data_files_are_listed(ksd: Ksd, tmp_path: Path) -> None:
     for name in SOURCES:
         assert f"  {name} " in answer.out
     assert "ksd data fetch" in answer.out
+
+
+def test_nothing_is_to_be_fetched_where_nothing_is_missing(
+    ksd: Ksd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = FileStatus("a", Path("a"), present=True, size=1, ok=None, downloadable=True)
+    optional = FileStatus("b", Path("b"), present=False, size=None, ok=None, downloadable=False)
+    monkeypatch.setattr(listing, "inventory", lambda data: [there, optional])
+    assert "ksd data fetch" not in ksd("data", "list").out
+
+
+def test_the_version(ksd: Ksd) -> None:
+    answer = ksd("--version")
+    assert (answer.code, answer.out) == (0, f"ksd {__version__}\n")
+
+
+def test_the_optimisers_that_are_known_include_the_yardsticks(ksd: Ksd) -> None:
+    known = ", ".join(sorted([*CONTENDERS, *YARDSTICKS]))
+    for words in (["train", "curves", "--optimizer", "foo"], ["optimizers", "foo"]):
+        assert ksd(*words).sentence == f"Unknown optimizer 'foo'. Known: {known}."
 
 
 def test_damaged_data_fail_the_verification(ksd: Ksd, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def small_exhibits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_exhibits")
-def test_a_table_is_made_once_and_shows_what_is_missing(ksd: Ksd) -> None:
+def test_a_table_is_made_once_and_shows_the_rows_asked_for(ksd: Ksd) -> None:
     first = ksd("reproduce", "table0", "--rows", "curves", "--quick")
     assert first.code == 0
     base = Path("runs/reproduce-quick")
@@ -45,7 +45,9 @@ def test_a_table_is_made_once_and_shows_what_is_missing(ksd: Ksd) -> None:
     assert re.search(r"\n  curves +\n", table)
     assert re.search(r"\n    HF +[\d.]+ +[\d.]+ *\n", table)
     assert re.search(r"\n    KSD, paper's settings +[\d.]+ +[\d.]+ +- +", table)
-    assert re.search(r"\n  mnist-autoencoder +\n +HF +missing *\n", table)
+    assert "A table, small forms with 20 s a run" in " ".join(table.split())
+    assert "mnist-autoencoder" not in table
+    assert table.endswith("≥/≤: a time limit ended one of the runs; -: both, or different ones\n")
     summary = json.loads((base / "table0.json").read_text())
     assert [cell["outcome"] and cell["outcome"]["ending"] for cell in summary["cells"]] == [
         "iterations",
@@ -59,9 +61,14 @@ def test_a_table_is_made_once_and_shows_what_is_missing(ksd: Ksd) -> None:
     assert "curves, KSD, paper's settings: there already" in second.out
     assert (base / "curves" / "hf" / "metrics.jsonl").read_text() == kept
     assert table == second.out[second.out.index("A table") :]
-    shown = ksd("reproduce", "table0", "--quick", "--show")  # MNIST is not asked for, nor fetched
+    show = ["reproduce", "table0", "--quick", "--show"]
+    shown = ksd(*show, "--rows", "curves")
     assert shown.code == 0
     assert table == shown.out[shown.out.index("A table") :]
+    whole = ksd(*show)  # MNIST is not fetched
+    assert re.search(r"\n  mnist-autoencoder +\n +HF +missing *\n", whole.out)
+    refused = ksd(*show, "--rows", "mnist-autoencoder").sentence
+    assert "holds no run of table0 --rows mnist-autoencoder yet" in refused
 
 
 @pytest.mark.usefixtures("small_exhibits")
@@ -133,7 +140,7 @@ def test_yardsticks_are_trained_and_compared_by_name(
     assert answer.code == 0
     assert "It ended because the method has no iterations" in answer.out
     answer = ksd("train", "curves", *TINY, "--optimizer", "gradient-boosting")
-    assert "'gradient-boosting' is for classification, 'curves' is not" in answer.sentence
+    assert "'gradient-boosting' is for classification with one class per" in answer.sentence
     assert "logistic-regression, gradient-boosting" in ksd("optimizers").out
     assert "Scikit-learn's" in ksd("optimizers", "gradient-boosting").out
 

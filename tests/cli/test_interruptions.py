@@ -234,6 +234,23 @@ def ksd(*words: str) -> "subprocess.Popen[str]":
     )
 
 
+def test_ctrl_c_during_the_imports_has_no_traceback() -> None:
+    program = """
+import runpy, sys
+import krylov_descent
+class Impatient:
+    def find_spec(self, name, *_):
+        if name == "krylov_descent.cli.exhibits":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Impatient())
+runpy.run_module("krylov_descent", run_name="__main__")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_a_second_interruption_ends_it_at_once(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     slow = ["train", "curves", "--small", "--set", "dimension=200", "--folder", str(folder)]

@@ -3,12 +3,16 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from krylov_descent.cli import main
+from krylov_descent.laboratory.problems import Problem
 from krylov_descent.laboratory.record import RunFolder
-from krylov_descent.laboratory.runs import settings_of
-from krylov_descent.laboratory.training import Limits
+from krylov_descent.laboratory.runs import settings_in
+from krylov_descent.laboratory.training import Limits, Training
+from krylov_descent.optimizers.first_order import FirstOrder
 from tests.cli.asking import ADAM, TINY, Ksd, fits
 
 
@@ -19,6 +23,8 @@ def test_a_run_is_told_and_recorded(ksd: Ksd) -> None:
     table = answer.out[answer.out.index("squared error per image") :]
     assert fits(table)
     assert re.search(r"Adam( +[\d.]+){3} +2 +2\.0 +[\d.]+ +iterations", table)
+    caption = " ".join(table.split())
+    assert "errors at the lowest validation error; steps to seconds of the whole run" in caption
     assert "It ended because the limit on iterations was reached.\n" in answer.out
     assert answer.out.endswith(f"Run folder: {folder}\n")
     assert len(RunFolder(folder).rows()) == 3
@@ -54,8 +60,7 @@ def test_the_recorded_command_makes_the_same_run(ksd: Ksd) -> None:
     command = shlex.split(config["command"].replace(str(folder.path), str(copy)))
     assert command[0] == "ksd"
     assert ksd(*command[1:]).code == 0
-    again = RunFolder(copy).config()
-    assert settings_of(again) == settings_of(config)
+    assert settings_in(RunFolder(copy)) == settings_in(folder)
     assert [row["train"] for row in RunFolder(copy).rows()] == [
         row["train"] for row in folder.rows()
     ]
@@ -83,7 +88,7 @@ def test_resuming_takes_new_limits_and_refuses_new_settings(ksd: Ksd) -> None:
     same = ["curves", "--optimizer", "adam", "--seed", "0", *TINY]
     assert ksd("train", "--resume", "run", *same, "--passes", "4").code == 0
     assert len(folder.rows()) == 5
-    limits = settings_of(folder.config()).limits
+    limits = settings_in(folder).limits
     assert limits == Limits(passes=4.0, early_stop=None)
     assert folder.config()["command"].endswith("--passes 4.0 --no-early-stop --folder run")
 
@@ -93,9 +98,9 @@ def test_resuming_keeps_the_target_or_takes_a_new_one(ksd: Ksd) -> None:
     assert ksd(*ADAM, "--iterations", "1", "--target", "1e-6", "--folder", "run").code == 0
     assert "--target 1e-06" in folder.config()["command"]
     assert ksd("train", "--resume", "run", "--iterations", "2").code == 0
-    assert settings_of(folder.config()).limits == Limits(iterations=2, target=1e-6)
+    assert settings_in(folder).limits == Limits(iterations=2, target=1e-6)
     assert ksd("train", "--resume", "run", "--target", "1e9").code == 0
-    assert settings_of(folder.config()).limits == Limits(iterations=2, target=1e9)
+    assert settings_in(folder).limits == Limits(iterations=2, target=1e9)
     assert len(folder.rows()) == 3
 
 
@@ -108,6 +113,99 @@ def test_a_damaged_run_folder_is_one_sentence(ksd: Ksd) -> None:
     assert "there is no checkpoint at run/checkpoint.pt" in ksd("train", "--resume", "run").sentence
     Path("run/config.json").write_text("{")
     assert "run/config.json is damaged" in ksd("train", "--resume", "run").sentence
+    Path("run/config.json").write_text("{}")
+    for words in (["train", "--resume", "run"], ["words", "run"]):
+        assert "run/config.json is damaged or of another version: 'problem'" in ksd(*words).sentence
+
+
+def test_a_run_that_fails_in_its_first_step_leaves_its_folder_free(
+    ksd: Ksd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("`micro_batch` must be a whole number")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(FirstOrder, "step", fail)
+        assert "`micro_batch` must be" in ksd(*ADAM, "--folder", "run").sentence
+        assert not Path("run").exists()
+        # What else lies there stays.
+        Path("run").mkdir()
+        Path("run/notes.txt").write_text("mine")
+        assert "`micro_batch` must be" in ksd(*ADAM, "--folder", "run").sentence
+        assert [path.name for path in Path("run").iterdir()] == ["notes.txt"]
+    # A wrong value that is found before the run begins touches nothing.
+    Path("run/checkpoint.pt").write_text("of a run whose configuration was lost")
+    assert "did you mean" in ksd(*ADAM, "--folder", "run", "--set", "beta=1").sentence
+    assert Path("run/checkpoint.pt").exists()
+    assert ksd(*ADAM, "--folder", "run", "--iterations", "1").code == 0
+
+
+def test_a_run_that_fails_later_or_goes_on_stays(ksd: Ksd, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = FirstOrder.step
+
+    def fail_second(self: FirstOrder, *data: Any) -> Any:
+        if self.steps > 0:
+            raise ValueError("broken")
+        return step(self, *data)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(FirstOrder, "step", fail_second)
+        assert ksd(*ADAM, "--folder", "run").sentence == "broken"
+        assert len(RunFolder(Path("run")).rows()) == 2
+        assert "holds a run already" in ksd(*ADAM, "--folder", "run").sentence
+    assert ksd(*ADAM, "--folder", "begun", "--seconds", "0").code == 0
+    with monkeypatch.context() as broken:
+        broken.setattr(FirstOrder, "step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main(["train", "--resume", "begun", "--iterations", "1"])
+    assert ksd("train", "--resume", "begun", "--iterations", "1").code == 0
+
+
+def test_truth_values_are_understood_where_an_option_takes_one(ksd: Ksd) -> None:
+    folder = RunFolder(Path("run"))
+    words = ["--set", "cuda_graphs=No", "--set", "amsgrad=on", "--problem-set", "original=off"]
+    assert ksd(*ADAM, *words, "--iterations", "1", "--folder", "run").code == 0
+    settings = settings_in(folder)
+    assert settings.optimizer_options == {"cuda_graphs": False, "amsgrad": True}
+    assert settings.problem_options["original"] is False
+    # Also on the way back, where the optimiser is the folder's.
+    words = ["--set", "cuda_graphs=false", "--set", "amsgrad=YES", "--iterations", "2"]
+    assert ksd("train", "--resume", "run", *words).code == 0
+
+
+def test_the_precision_of_the_basis_is_set_by_name(ksd: Ksd) -> None:
+    words = ["train", "curves", *TINY, "--set", "dimension=2", "--iterations", "1"]
+    for number, name in enumerate(("torch.bfloat16", "bfloat16")):
+        run = ["--folder", f"run{number}", "--set", f"basis_dtype={name}"]
+        assert ksd(*words, *run).code == 0
+        assert settings_in(RunFolder(Path(f"run{number}"))).optimizer_options["basis_dtype"] == name
+        assert ksd("train", "--resume", f"run{number}", "--iterations", "2").code == 0
+    assert "`basis_dtype`" in ksd(*words, "--set", "basis_dtype=bf16").sentence
+
+
+def test_ctrl_c_before_the_first_checkpoint_says_what_is_there(
+    ksd: Ksd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as early:
+        early.setattr(Problem, "make_model", interrupt)
+        answer = ksd(*ADAM, "--folder", "run")
+    assert answer.code == 130
+    assert answer.out.endswith(
+        "Ended before anything was written. To begin again: the same command\n"
+    )
+    assert not Path("run").exists()
+    with monkeypatch.context() as later:
+        later.setattr(Training, "run", interrupt)
+        answer = ksd(*ADAM, "--folder", "run", "--iterations", "1")
+    assert answer.code == 130
+    assert answer.out.endswith(
+        "Ended before the first checkpoint: it will begin from the start.\n"
+        "To go on: ksd train --resume run\n"
+    )
+    assert ksd("train", "--resume", "run").code == 0
 
 
 def test_a_file_where_the_folder_should_be_is_one_sentence(ksd: Ksd) -> None:
@@ -141,6 +239,11 @@ def test_a_comparison_is_made_once_and_filled_up(ksd: Ksd, tmp_path: Path) -> No
     outcome = RunFolder(base / "adam").outcome()
     assert outcome is not None
     assert outcome["last"]["seconds"] >= 0.1
+    # Less time than a run was given is told, and the run stays as it is.
+    less = ksd(*words, "adam")
+    assert less.code == 0
+    assert "Adam: there already, made with 0.1 s\n" in less.out
+    assert settings_in(RunFolder(base / "adam")).limits.seconds == 0.1
     refused = ksd(*words, "adam", "--initialization", "glorot", "--folder", str(base))
     assert 'was started with initialization = "sparse", not "glorot"' in refused.sentence
 

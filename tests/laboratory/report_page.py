@@ -23,6 +23,8 @@ class Page(HTMLParser):
         self.attributes: list[tuple[str, dict[str, str | None]]] = []
         self.rows: list[list[str]] = []
         self.data: list[Any] = []
+        self.headings: list[str] = []
+        self.commands: list[str] = []
         self.feed(text)
         self.close()
 
@@ -35,6 +37,10 @@ class Page(HTMLParser):
             self.rows.append([])
         elif tag in ("td", "th") and "tr" in self.open:
             self.rows[-1].append("")
+        elif tag in ("h1", "h2"):
+            self.headings.append("")
+        elif tag == "code":
+            self.commands.append("")
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag, f"</{tag}> closes another element"
@@ -42,6 +48,10 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if {"td", "th"} & set(self.open):
             self.rows[-1][-1] += data
+        if self.open[-1] in ("h1", "h2"):
+            self.headings[-1] += data
+        if "code" in self.open:
+            self.commands[-1] += data
         if self.open[-1] == "script" and ("class", "data") in self.attributes[-1][1].items():
             self.data.append(json.loads(data, parse_constant=pytest.fail))
 

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -5,7 +6,7 @@ import pytest
 import torch
 
 from krylov_descent.laboratory.choices import UnknownNameError
-from krylov_descent.laboratory.contenders import CONTENDERS, contender
+from krylov_descent.laboratory.contenders import CONTENDERS, competitor, contender
 from krylov_descent.laboratory.problems.curves import PAPER as CURVES_PAPER
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.optimizers.first_order import FirstOrder
@@ -70,6 +71,7 @@ def test_a_dotted_path_leads_to_a_torch_optimiser() -> None:
     ("name", "message"),
     [
         ("kds", "Unknown optimizer 'kds': did you mean 'ksd'"),
+        ("foo", "Unknown optimizer 'foo'. Known: "),  # nothing is near
         ("addam", "did you mean 'adam'"),
         ("torch.optim.Adm", "nothing found at 'torch.optim.Adm'"),
         ("no.such.module", "nothing found at 'no.such.module'"),
@@ -77,9 +79,12 @@ def test_a_dotted_path_leads_to_a_torch_optimiser() -> None:
         ("torch.optim.LBFGS", "needs the full batch"),
     ],
 )
-def test_an_unknown_optimiser_is_told(name: str, message: str) -> None:
+@pytest.mark.parametrize("find", [contender, competitor])
+def test_an_unknown_optimiser_is_told(
+    name: str, message: str, find: Callable[[str], object]
+) -> None:
     with pytest.raises(UnknownNameError, match=message):
-        contender(name)
+        find(name)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +115,11 @@ def test_an_unknown_option_is_told(name: str, option: str, nearest: str | None) 
 def test_a_wrong_value_is_a_value_error(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"dimension|betas"):
         make(name, None, **options)
+
+
+@pytest.mark.parametrize("name", ["torch.bfloat16", "bfloat16"])
+def test_a_precision_is_found_by_its_name(name: str) -> None:
+    assert make("ksd", basis_dtype=name).spaces.storage.dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("name", [*CONTENDERS, "torch.optim.RMSprop"])

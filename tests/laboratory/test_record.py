@@ -93,7 +93,7 @@ def test_rewinding_drops_what_came_later(folder: RunFolder) -> None:
 
 
 def test_metrics_that_end_before_the_checkpoint_are_told(folder: RunFolder) -> None:
-    with pytest.raises(CheckpointError, match="has 4 whole lines but the checkpoint is at iter"):
+    with pytest.raises(CheckpointError, match="has 4 whole lines, and the checkpoint at iter"):
         folder.rewind(4)
     assert iterations(folder) == [0, 1, 2, 3]
 

@@ -1,6 +1,7 @@
 """The report without a browser: structure, numbers, states. How it draws is tested in Chromium."""
 
 import math
+from collections.abc import Callable
 from html import unescape
 from io import BytesIO
 from pathlib import Path
@@ -88,6 +89,29 @@ def test_summary_names_the_winner_and_the_measure(tmp_path: Path) -> None:
     assert "L-BFGS: unfinished, at iteration 47." in text
 
 
+def test_speed_names_the_two_that_it_compares(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / "adam", config("adam", "Adam"), rows("adam", floor=0.1)),
+        write_run(tmp_path / "lbfgs", config("lbfgs", "L-BFGS"), rows("lbfgs", floor=0.2)),
+        write_run(tmp_path / "hf", config("hf", "HF"), rows("hf", floor=0.3)),
+    ]
+    text = unescape(report(folders, tmp_path).text)
+    assert "L-BFGS follows with" in text
+    assert "To the worse of Adam's and HF's final training errors, 0.3" in text
+
+
+def test_no_speed_to_the_error_of_a_run_that_did_not_learn(tmp_path: Path) -> None:
+    chance = rows("hf", first=0.95, floor=0.92)
+    folders = [
+        write_run(tmp_path / "ksd", config(problem=CLASSIFIER), rows(first=0.95, floor=0.001)),
+        write_run(tmp_path / "hf", config("hf", "HF", problem=CLASSIFIER), chance),
+    ]
+    page = report(folders, tmp_path)
+    assert "To the worse of" not in page.text
+    assert page.row("KSD")[11] == "–"
+    assert "more than half of the error at the start" in page.text
+
+
 def test_equal_test_errors_are_shared(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", config("x", "X"))]
     assert "KSD and X share the lowest test error of 2 runs" in report(folders, tmp_path).text
@@ -114,7 +138,7 @@ def test_run_without_rows_and_damaged_run(tmp_path: Path) -> None:
     page = report([begun, damaged], tmp_path)
     assert "No run has a result yet." in page.text
     assert page.row("KSD")[-1] == "not started"
-    assert page.row("damaged")[-1].startswith("missing: its files cannot be read")
+    assert page.row("damaged")[-1].startswith("damaged: its files cannot be read")
 
 
 def test_run_resumed_after_its_end_is_unfinished(tmp_path: Path) -> None:
@@ -123,7 +147,66 @@ def test_run_resumed_after_its_end_is_unfinished(tmp_path: Path) -> None:
     folder.checkpoint.touch()
     page = report([folder], tmp_path)
     assert page.row("KSD")[-1] == "unfinished, at iteration 121"
-    assert f"ksd train --resume {folder.path}" in page.text
+    assert f"ksd train --resume {folder.path}" in page.commands[0]
+
+
+def test_unfinished_run_goes_on_from_a_good_checkpoint(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "ksd", ending=None)
+    torch.save({"iteration": 120}, folder.checkpoint)
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 12')  # it was killed while it wrote
+    page = report([folder], tmp_path)
+    assert page.row("KSD")[-1] == "unfinished, at iteration 120"
+    assert f"ksd train --resume {folder.path}" in page.commands[0]
+
+
+def lines_of(text: str, count: int) -> str:
+    return "".join(text.splitlines(keepends=True)[:count])
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    [
+        (lambda text: "", "metrics.jsonl has 0 of 121 lines"),
+        (lambda text: lines_of(text, 30), "metrics.jsonl has 30 of 121 lines"),
+        (lambda text: text[:-20], "metrics.jsonl has 120 of 121 lines"),
+        (lambda text: text.replace('"iteration": 7,', ","), "line 8 of metrics.jsonl is broken"),
+        (lambda text: None, "metrics.jsonl is missing"),
+    ],
+)
+def test_damaged_metrics_are_said_and_not_to_be_resumed(
+    tmp_path: Path, ended: bool, spoil: Callable[[str], str | None], what: str
+) -> None:
+    folder = write_run(tmp_path / "ksd", ending="early_stop" if ended else None)
+    torch.save({"iteration": 120}, folder.checkpoint)
+    metrics = folder.path / "metrics.jsonl"
+    spoilt = spoil(metrics.read_text())
+    if spoilt is None:
+        metrics.unlink()
+    else:
+        metrics.write_text(spoilt)
+    page = report([folder], tmp_path)
+    assert page.row("KSD")[-1].startswith(f"damaged: {what}")
+    assert f"KSD: damaged: {what}" in page.text
+    assert "--resume" not in page.commands[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "what"),
+    [(b"", "is damaged or not a checkpoint"), (None, "does not hold a training state")],
+)
+def test_unfinished_run_with_a_damaged_checkpoint(
+    tmp_path: Path, state: bytes | None, what: str
+) -> None:
+    folder = write_run(tmp_path / "ksd", ending=None)
+    if state is None:
+        torch.save({}, folder.checkpoint)
+    else:
+        folder.checkpoint.write_bytes(state)
+    page = report([folder], tmp_path)
+    assert page.row("KSD")[-1].startswith(f"damaged: the checkpoint {folder.checkpoint} {what}")
+    assert "--resume" not in page.commands[0]
 
 
 def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
@@ -168,8 +251,14 @@ def test_problems_are_kept_apart(tmp_path: Path) -> None:
     ]
     page = report(folders, tmp_path)
     assert [len(data["runs"]) for data in page.data] == [1, 1, 1, 0]
-    assert page.elements["h1"] == 1
-    assert "3 problems" in page.text
+    # The two of one title are told apart by their options.
+    assert page.headings == [
+        "2 problems in 3 forms",
+        "CURVES (re-created): code_size=5",
+        "MNIST classification",
+        "CURVES (re-created): code_size=6",
+        "Missing runs",
+    ]
     assert page.row("gone")[-1].startswith("missing")
 
 
@@ -219,16 +308,31 @@ def test_time_by_phase(tmp_path: Path) -> None:
     assert "27 evaluations, 21 products, 4.20 passes over the data" in page.text
 
 
+def test_one_of_a_thing_is_singular(tmp_path: Path) -> None:
+    metrics = rows("adam", steps=30)
+    for row in metrics:
+        row |= {"passes": float(row["iteration"]), "evaluations": 1, "products": 1}
+    page = report([write_run(tmp_path / "adam", config("adam", "Adam"), metrics)], tmp_path)
+    assert "1 evaluation, 1 product, 1 pass over the data." in page.text
+
+
 def test_settings_and_commands(tmp_path: Path) -> None:
     folders = [
         write_run(tmp_path / "a", config(dimension=20)),
         write_run(tmp_path / "b", config("hf", "HF", damping=45.0, seed=3)),
     ]
     page = report(folders, tmp_path)
-    assert page.row("versions: torch") == ["versions: torch", "2.13.0"]
+    assert page.row("versions: torch") == ["versions: torch", "2.13.0", "2.13.0"]
     assert page.row("optimiser: dimension") == ["optimiser: dimension", "20", "–"]
     assert page.row("seed") == ["seed", "0", "3"]
-    assert "<code>ksd train curves --optimizer hf --seed 3</code>" in page.text
+    assert page.commands[1] == "ksd train curves --optimizer hf --seed 3"
+
+
+def test_command_does_not_name_the_folder_that_is_taken(tmp_path: Path) -> None:
+    configuration = config()
+    configuration["command"] = "ksd train curves --set 'betas=(0.8, 0.9)' --folder 'my runs/ksd'"
+    page = report([write_run(tmp_path / "ksd", configuration)], tmp_path)
+    assert page.commands == ["ksd train curves --set 'betas=(0.8, 0.9)'"]
 
 
 def test_reconstructions_are_in_the_page(tmp_path: Path) -> None:

@@ -107,6 +107,18 @@ const wide = document.documentElement.scrollWidth;
 const chart = document.querySelector("svg.chart").getBoundingClientRect();
 parent.postMessage(JSON.stringify({ inner: innerWidth, wide, chart: chart.width }), "*");
 """
+# Tables that do not fit, lines of the first command, and its words that lie on two lines.
+LAPTOP = """
+const tables = [...document.querySelectorAll(".scroll")];
+const code = document.querySelector("code");
+const isCut = (table) => table.scrollWidth > table.clientWidth;
+const onTwoLines = (word) => word.getClientRects().length > 1;
+document.body.dataset.seen = JSON.stringify({
+  cut: tables.filter(isCut).map((table) => table.ariaLabel),
+  lines: code.getClientRects().length,
+  brokenWords: [...code.children].filter(onTwoLines).map((word) => word.textContent),
+});
+"""
 
 
 @dataclass(frozen=True)
@@ -148,9 +160,9 @@ def chromium(page: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def visit(page: Path) -> Visit:
+def visit(page: Path, width: int = 1280) -> Visit:
     log = page.with_suffix(".net.json")
-    done = chromium(page, f"--log-net-log={log}", "--dump-dom", "--window-size=1280,1000")
+    done = chromium(page, f"--log-net-log={log}", "--dump-dom", f"--window-size={width},1000")
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     events = [event.get("params", {}) for event in json.loads(log.read_text())["events"]]
     # Requests of the browser itself have no origin; those of a page from a file have "null".
@@ -239,6 +251,20 @@ def test_phone_needs_no_sideways_scrolling(page: Path) -> None:
     assert seen["inner"] == 390
     assert seen["wide"] == 390
     assert 340 < seen["chart"] < 390
+
+
+def test_laptop_shows_whole_tables_and_whole_words(tmp_path: Path) -> None:
+    folders = []
+    for name, title in (("ksd-paper", "KSD (paper)"), ("hf", "HF"), ("ncg", "Nonlinear CG")):
+        configuration = config(name, title, problem=CLASSIFIER, curvature="hessian")
+        configuration["command"] = "ksd train" + 40 * " --problem-set observed=opponent"
+        metrics = rows(name, steps=2_000, seconds=650.0, first=0.9, floor=0.1)
+        folders.append(write_run(tmp_path / name, configuration, metrics))
+    write_report(folders, tmp_path / "report.html")
+    seen = visit(visited(tmp_path / "report.html", LAPTOP), width=1200).seen
+    assert seen["cut"] == []
+    assert seen["lines"] > 3
+    assert seen["brokenWords"] == []
 
 
 @pytest.mark.parametrize(("scheme", "paper"), [(1, (255, 255, 255)), (0, (20, 24, 29))])

@@ -82,7 +82,7 @@ def test_a_figure_shares_the_runs_of_the_table(tmp_path: Path) -> None:
 def test_rows_may_have_limits_of_their_own() -> None:
     table = exhibit("table2")
     limits = {cell.row: cell.settings.limits for cell in table.cells}
-    assert (limits["speech"].seconds, limits["speech"].fewest_passes) == (120.0, 100.0)
+    assert (limits["speech"].seconds, limits["speech"].fewest_passes) == (300.0, 100.0)
     assert (limits["curves"].seconds, limits["curves"].fewest_passes) == (600.0, 500.0)
     figure = exhibit("figure1").cells
     assert all(cell.settings.limits == limits["speech"] for cell in figure)
@@ -105,6 +105,7 @@ def test_the_quick_form_is_small_short_and_keeps_the_curvature() -> None:
         assert cell.settings.limits.seconds == 20.0
         kept = original.settings.optimizer_options.get("curvature")
         assert cell.settings.optimizer_options == ({"curvature": kept} if kept else {})
+    assert quick.title == f"{full.title}, small forms with 20 s a run"
     table = exhibit("table2").adapted("cpu", quick=True)
     assert all(cell.settings.optimizer_options == {} for cell in table.cells)
 

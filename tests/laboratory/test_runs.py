@@ -17,7 +17,7 @@ from krylov_descent.laboratory.runs import (
     find_device,
     load,
     prepare,
-    settings_of,
+    settings_in,
 )
 from krylov_descent.laboratory.training import Ending, Limits
 from tests.laboratory.tiny import tiny_problem
@@ -48,8 +48,9 @@ def numbers(folder: RunFolder) -> list[Row]:
 
 
 def test_the_configuration_is_complete_and_leads_back_to_the_settings(tmp_path: Path) -> None:
-    config = run(tmp_path / "run").config()
-    assert settings_of(config) == replace(SETTINGS, initialization="glorot")
+    folder = run(tmp_path / "run")
+    config = folder.config()
+    assert settings_in(folder) == replace(SETTINGS, initialization="glorot")
     assert config["problem"]["title"] == "Tiny"
     assert config["problem"]["metric"] == {"name": "squared error per image", "unit": ""}
     assert config["optimizer"]["title"] == "KSD"
@@ -72,10 +73,13 @@ def test_a_command_has_only_what_was_asked_for() -> None:
 
 @pytest.mark.parametrize("missing", ["problem", "seed", "limits"])
 def test_a_configuration_that_is_not_whole_is_told(tmp_path: Path, missing: str) -> None:
-    config = run(tmp_path / "run").config()
+    folder = run(tmp_path / "run")
+    config = folder.config()
     del config[missing]
-    with pytest.raises(ValueError, match=f"config.json is damaged or of another.*{missing}"):
-        settings_of(config)
+    path = folder.path / "config.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"{path} is damaged or of another.*{missing}"):
+        settings_in(folder)
 
 
 def test_problem_options_reach_the_problem() -> None:
@@ -138,7 +142,7 @@ def test_two_sittings_give_the_numbers_of_one(tmp_path: Path) -> None:
     parts = run(tmp_path / "parts", replace(SETTINGS, limits=Limits(iterations=2)))
     run(parts.path, resume=True)
     assert numbers(parts) == numbers(whole)
-    assert settings_of(parts.config()) == settings_of(whole.config())
+    assert settings_in(parts) == settings_in(whole)
 
 
 def test_a_finished_run_resumed_ends_as_it_was(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from krylov_descent.laboratory.contenders import contender
-from krylov_descent.laboratory.exhibit_lines import headings, lines
+from krylov_descent.laboratory.exhibit_lines import headings, legend, lines
 from krylov_descent.laboratory.problems.sequences import TASKS
 from krylov_descent.laboratory.record import RunFolder
 from krylov_descent.laboratory.reproduce import exhibit
@@ -57,5 +57,16 @@ def test_the_table_says_who_solves_what(tmp_path: Path) -> None:
     ended(hf.folder(tmp_path), [(1.0, 1.0), (0.5, 0.4871)], "seconds")
     ended(adam.folder(tmp_path), [(1.0, 1.0), (0.5, 0.5)], "interrupted")
     assert headings(shown) == ["KSD", "HF", "Adam", "SGD, clipped"]
-    first, *_ = lines(shown, tmp_path)
+    first, *others = lines(shown, tmp_path)
     assert first == ["addition", "2 s", "48.7%", "(50%)", "missing"]
+    assert legend(shown, [first, *others]) == "in brackets: ended before its limit"
+    assert legend(shown, others) is None
+
+
+def test_the_legend_is_there_where_a_limit_ended_runs() -> None:
+    shown = exhibit("table2")
+    plain = [["curves"], ["HF", "-", "1", "", ""], ["KSD", "1", "1", "0.5", "-"], ["L", "missing"]]
+    assert legend(shown, plain) is None
+    for time in ("≤ 0.5", "≥ 2", "-"):
+        told = legend(shown, [*plain, ["KSD", "1", "1", time, "0.3"]])
+        assert told == "≥/≤: a time limit ended one of the runs; -: both, or different ones"

@@ -20,6 +20,8 @@ from krylov_descent.laboratory.training import Ending
 from krylov_descent.laboratory.yardsticks import YARDSTICKS, Candidate, Yardstick
 from tests.laboratory.tiny import tiny_problem
 
+NOT_ONE_CLASS = "'logistic-regression' is for classification with one class per sample, 'tiny' is"
+
 
 def classes_of(inputs: Tensor) -> Split:
     """Three classes by the first input; the second repeats it, the others are noise."""
@@ -64,6 +66,23 @@ def test_it_learns_what_can_be_learnt_and_is_recorded_as_a_run(
     assert folder.config()["optimizer"]["title"] == YARDSTICKS[name].title
 
 
+@pytest.mark.parametrize("name", YARDSTICKS)
+def test_labels_in_a_column_are_classes_too(name: str, problem: Problem) -> None:
+    def in_a_column(split: Split) -> Split:
+        return split[0], split[1][:, None].float()
+
+    assert problem.validation is not None
+    yardstick = YARDSTICKS[name]
+    column = replace(
+        problem,
+        train=in_a_column(problem.train),
+        validation=in_a_column(problem.validation),
+        test=in_a_column(problem.test),
+    )
+    yardstick.check(column, {})
+    assert yardstick.fit(column, seed=0) == yardstick.fit(problem, seed=0)
+
+
 def always(answer: int) -> Candidate:
     return {"answer": answer}, lambda rows: np.full(len(rows), answer)
 
@@ -104,8 +123,12 @@ def test_what_it_cannot_be_fitted_to_is_refused_before_anything_is_written(
 ) -> None:
     folder = RunFolder(tmp_path / "run")
     asked = settings("logistic-regression")
-    with pytest.raises(ValueError, match="'logistic-regression' is for classification, 'tiny'"):
+    with pytest.raises(ValueError, match=NOT_ONE_CLASS):
         fit_yardstick(asked, tiny_problem(), folder)
+    inputs, classes = problem.train
+    several = replace(problem, train=(inputs, classes[:, None].repeat(1, 2)))
+    with pytest.raises(ValueError, match=NOT_ONE_CLASS):
+        fit_yardstick(asked, several, folder)
     with pytest.raises(ValueError, match="needs a validation part"):
         fit_yardstick(asked, replace(problem, validation=None), folder)
     with pytest.raises(ValueError, match="has no options, found C"):

@@ -5,19 +5,25 @@ with 2, an interrupted run with 130.
 """
 
 import inspect
+import signal
 import sys
 from collections.abc import Callable
+from typing import Annotated
 
-import torch
-import typer
+try:
+    import torch
+    import typer
 
-from krylov_descent.cli import exhibits, listing, reporting, training, words
-from krylov_descent.cli.running import complaints
-from krylov_descent.distributed import CommunicationError, RankError
-from krylov_descent.laboratory.checkpoint import CheckpointError
-from krylov_descent.laboratory.record import RunFolderError
-from krylov_descent.laboratory.sources import DataError
-from krylov_descent.torchrun import under_torchrun
+    from krylov_descent import __version__
+    from krylov_descent.cli import exhibits, listing, reporting, training, words
+    from krylov_descent.cli.running import complaints, say
+    from krylov_descent.distributed import CommunicationError, RankError
+    from krylov_descent.laboratory.checkpoint import CheckpointError
+    from krylov_descent.laboratory.record import RunFolderError
+    from krylov_descent.laboratory.sources import DataError
+    from krylov_descent.torchrun import under_torchrun
+except KeyboardInterrupt:  # they take seconds, in which a person may think again
+    sys.exit(128 + signal.SIGINT)
 
 EXPECTED = (
     CheckpointError,
@@ -81,8 +87,20 @@ app.add_typer(
 )
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        say(f"ksd {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", help="Show the version.", callback=_tell_version, is_eager=True),
+]
+
+
 @app.callback()
-def describe() -> None:
+def describe(version: Version = False) -> None:
     """Second-order training on the paper's problems: KSD beside Hessian-Free, L-BFGS and Adam."""
 
 

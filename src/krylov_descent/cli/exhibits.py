@@ -1,5 +1,6 @@
 """`ksd reproduce`: the paper's table and figures, cell by cell."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from krylov_descent.cli.running import (
     say,
     say_interrupted,
 )
-from krylov_descent.laboratory.exhibit_lines import headings, lines
+from krylov_descent.laboratory.exhibit_lines import headings, legend, lines
 from krylov_descent.laboratory.figures import draw_convergence
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.record import RunFolderError
@@ -68,23 +69,27 @@ def reproduce(
     missing.
     """
     wanted = exhibit(name).adapted(device, quick)
-    chosen = [row.strip() for row in rows.split(",")] if rows else wanted.rows
-    cells = wanted.of_rows(chosen)
+    chosen = wanted.only(row.strip() for row in rows.split(",")) if rows else wanted
     base = folder or Path("runs") / f"reproduce{'-quick' if quick else ''}"
-    if show_only and not any(cell.folder(base).started for cell in wanted.cells):
+    if show_only and not _begun(chosen, base):
+        these = f"{name} --rows {rows}" if rows else name
         raise RunFolderError(
-            f"{base} holds no run of {name} yet: leave out --show, or name another --folder"
+            f"{base} holds no run of {these} yet: leave out --show, or name another --folder"
         )
     try:
         if not show_only:
-            _fill(wanted, cells, base, data)
+            _fill(wanted, chosen.cells, base, data)
     finally:  # also when a later cell failed or was interrupted
-        if any(cell.folder(base).started for cell in wanted.cells):
+        if _begun(chosen, base):
             say(f"Results: {summarize(wanted, base)}")
-            show(wanted, base)
+            show(chosen, base)
 
 
-def _fill(wanted: Exhibit, cells: list[Cell], base: Path, data: Path | None) -> None:
+def _begun(chosen: Exhibit, base: Path) -> bool:
+    return any(cell.folder(base).started for cell in chosen.cells)
+
+
+def _fill(wanted: Exhibit, cells: Iterable[Cell], base: Path, data: Path | None) -> None:
     loaded: dict[str, Problem] = {}
     for cell in cells:
         target = cell.folder(base)
@@ -114,10 +119,13 @@ def show(exhibit: Exhibit, base: Path) -> None:
     table.add_column("", no_wrap=True)
     for heading in headings(exhibit):
         table.add_column(heading, justify="right", no_wrap=len(heading) < 10)
-    for name, *columns in lines(exhibit, base):
+    shown = list(lines(exhibit, base))
+    for name, *columns in shown:
         if columns:
             table.add_row(f"  {name}", *columns)
         else:
             table.add_section()
             table.add_row(name, style="bold")
     console.print(table)
+    if signs := legend(exhibit, shown):
+        say(signs)

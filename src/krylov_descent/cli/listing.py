@@ -64,8 +64,10 @@ def optimizers(name: OneName = None) -> None:
 @data_app.command("list")
 def data_list(data: DataFolder = None) -> None:
     """Show the data files and where they are looked for."""
-    _show_files(inventory(data), data_folder(data))
-    say("Get what is missing: ksd data fetch")
+    found = inventory(data)
+    _show_files(found, data_folder(data))
+    if any(status.downloadable and not status.present for status in found):
+        say("Get what is missing: ksd data fetch")
     say(f"Another folder: --data FOLDER, or the environment variable {FOLDER_VARIABLE}")
 
 

@@ -11,10 +11,10 @@ import typer
 from krylov_descent.cli.options import DataFolder
 from krylov_descent.cli.running import complaints, say
 from krylov_descent.laboratory.checkpoint import CheckpointError
-from krylov_descent.laboratory.gallery import reconstructions
+from krylov_descent.laboratory.gallery import has_network_of_images, reconstructions
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
 from krylov_descent.laboratory.report import Reconstructions, write_report
-from krylov_descent.laboratory.runs import RunSettings, load, settings_of
+from krylov_descent.laboratory.runs import RunSettings, load, settings_in
 from krylov_descent.laboratory.sources import DataError
 
 Runs = Annotated[
@@ -47,19 +47,17 @@ def _run_folders(paths: Iterable[Path]) -> list[Path]:
 def _pictures(folders: list[RunFolder], data: Path | None) -> dict[Path, Reconstructions]:
     """Reconstructions of all runs of autoencoders; the page does without what cannot be had."""
     problems: dict[str, tuple[RunSettings, list[RunFolder]]] = {}
-    for folder in folders:
-        settings = replace(settings_of(folder.config()), device="cpu")
+    for folder in filter(has_network_of_images, folders):
+        settings = replace(settings_in(folder), device="cpu")
         key = json.dumps([settings.problem, settings.problem_options, settings.dtype])
         problems.setdefault(key, (settings, []))[1].append(folder)
     found: dict[Path, Reconstructions] = {}
+    failures: dict[str, None] = {}  # forms of one problem often fail alike: each is said once
     for settings, members in problems.values():
         try:
             found |= reconstructions(load(settings, data), members)
         except (CheckpointError, DataError) as problem:
-            complaints.print(
-                f"No reconstructions for {settings.problem}: {problem}",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
+            failures[f"No reconstructions for {settings.problem}: {problem}"] = None
+    for failure in failures:
+        complaints.print(failure, highlight=False, markup=False, soft_wrap=True)
     return found

@@ -2,9 +2,11 @@
 
 import shlex
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -14,8 +16,14 @@ from krylov_descent.laboratory.contenders import contender
 from krylov_descent.laboratory.fitting import fit_yardstick
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.progress import LiveLine
-from krylov_descent.laboratory.record import RunFolder
-from krylov_descent.laboratory.runs import RunSettings, check_same, prepare, settings_of
+from krylov_descent.laboratory.record import RunFolder, RunFolderError
+from krylov_descent.laboratory.runs import (
+    RunSettings,
+    check_same,
+    forget_beginning,
+    prepare,
+    settings_in,
+)
 from krylov_descent.laboratory.training import Ending, Training
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
 
@@ -49,7 +57,10 @@ def run(
         if settings.optimizer in YARDSTICKS:
             return fit_yardstick(settings, problem, target, resume=resume)
         title = f"{contender(settings.optimizer).title} on {problem.title}"
-        with LiveLine(console, title, problem.metric, settings.limits) as line:
+        with (
+            _free_after_failed_start(target),
+            LiveLine(console, title, problem.metric, settings.limits) as line,
+        ):
             training = prepare(
                 settings,
                 problem,
@@ -66,6 +77,20 @@ def run(
         return Ending.INTERRUPTED
 
 
+@contextmanager
+def _free_after_failed_start(target: RunFolder) -> Iterator[None]:
+    """A run that begins here and fails before its first step is over does not keep the folder."""
+    was_free = not target.started
+    try:
+        yield
+    except RunFolderError:
+        raise  # another process began a run here in between, or the folder cannot be written
+    except Exception:
+        if was_free and Ranks(torch.device("cpu")).leads:
+            forget_beginning(target)
+        raise
+
+
 def is_there(settings: RunSettings, target: RunFolder) -> bool:
     """Whether this very run is finished, so that it need not be made.
 
@@ -75,16 +100,29 @@ def is_there(settings: RunSettings, target: RunFolder) -> bool:
     if not target.started:
         return False
     check_same(target, settings, device=False)
-    return target.finished and settings_of(target.config()).limits == settings.limits
+    return target.finished and settings_in(target).limits == settings.limits
+
+
+def longer_seconds(settings: RunSettings, target: RunFolder) -> float | None:
+    """The time limit of a finished run that was given more than is asked for; else None."""
+    if not target.finished:
+        return None
+    made, asked = settings_in(target).limits.seconds, settings.limits.seconds
+    return made if made is not None and asked is not None and made > asked else None
 
 
 def say_interrupted(target: RunFolder, how_to_go_on: str) -> None:
     """Tell what is saved and how to go on."""
+    if not target.started:
+        say("Ended before anything was written. To begin again: the same command")
+        return
     outcome = target.outcome()
     if outcome is not None:
         say(f"Interrupted and saved at iteration {outcome['last']['iteration']}.")
-    else:
+    elif target.checkpoint.exists():
         say("Ended at once; what the last checkpoint holds is saved.")
+    else:
+        say("Ended before the first checkpoint: it will begin from the start.")
     say(f"To go on: {how_to_go_on}")
 
 
@@ -112,8 +150,12 @@ class _InterruptAtTheEnd:
 
 
 def show_outcomes(problem: Problem, folders: Iterable[RunFolder]) -> None:
-    """The errors at the lowest validation error, and what they cost, as a table."""
-    table = Table(title=f"{problem.title}: {problem.metric.name}", box=box.SIMPLE_HEAD)
+    """The errors at the lowest validation error, and what the runs cost, as a table."""
+    table = Table(
+        title=f"{problem.title}: {problem.metric.name}",
+        caption="errors at the lowest validation error; steps to seconds of the whole run",
+        box=box.SIMPLE_HEAD,
+    )
     table.collapse_padding, table.pad_edge = True, False  # to fit 80 columns
     table.add_column("optimiser")
     for heading in ("train", "validation", "test", "steps", "passes", "seconds"):

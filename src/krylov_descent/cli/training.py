@@ -34,6 +34,7 @@ from krylov_descent.cli.running import (
     CHECKPOINT_SECONDS,
     EXIT_INTERRUPTED,
     is_there,
+    longer_seconds,
     only_the_first_speaks,
     resume_command,
     run,
@@ -42,8 +43,10 @@ from krylov_descent.cli.running import (
     show_outcomes,
 )
 from krylov_descent.distributed import Ranks
+from krylov_descent.laboratory.choices import unknown_name
 from krylov_descent.laboratory.contenders import competitor
 from krylov_descent.laboratory.gallery import reconstructions
+from krylov_descent.laboratory.problems import PROBLEMS
 from krylov_descent.laboratory.problems.problem import Problem as LoadedProblem
 from krylov_descent.laboratory.record import RunFolder
 from krylov_descent.laboratory.report import write_report
@@ -52,8 +55,9 @@ from krylov_descent.laboratory.runs import (
     check_same,
     find_device,
     load,
-    settings_of,
+    settings_in,
 )
+from krylov_descent.laboratory.signatures import with_truths
 from krylov_descent.laboratory.training import Ending, Limits
 from krylov_descent.torchrun import joined, restarted_by_torchrun
 
@@ -123,13 +127,13 @@ def train(
         if folder is not None:
             raise typer.BadParameter("--resume names the folder already", param_hint="--folder")
         run_folder = RunFolder(resume)
-        settings = _recorded(context, settings_of(run_folder.config()), asked)
+        settings = _with_truths(_recorded(context, settings_in(run_folder), asked))
         check_same(run_folder, settings)  # before any data are loaded
     elif problem is None:
         raise typer.BadParameter("name one; `ksd problems` lists them", param_hint="PROBLEM")
     else:
         name = f"{problem}{'-small' if small else ''}-{optimizer}-{seed}"
-        run_folder, settings = RunFolder(folder or Path("runs") / name), asked
+        run_folder, settings = RunFolder(folder or Path("runs") / name), _with_truths(asked)
     with joined(settings.device):
         ranks = Ranks(find_device(settings.device))
         only_the_first_speaks(ranks)
@@ -181,13 +185,15 @@ def compare(
     chosen = [competitor(word).name for word in dict.fromkeys(words) if word]
     if not chosen:
         raise typer.BadParameter("name at least one", param_hint="--optimizers")
-    shared = RunSettings(
-        problem=problem,
-        problem_options=pairs(problem_options) | ({"size": "small"} if small else {}),
-        initialization=initialization,
-        seed=seed,
-        device=device,
-        limits=Limits(seconds=seconds, early_stop=None),
+    shared = _with_truths(
+        RunSettings(
+            problem=problem,
+            problem_options=pairs(problem_options) | ({"size": "small"} if small else {}),
+            initialization=initialization,
+            seed=seed,
+            device=device,
+            limits=Limits(seconds=seconds, early_stop=None),
+        )
     )
     loaded = load(shared, data)
     shared = replace(shared, initialization=initialization or loaded.initialization)
@@ -196,6 +202,8 @@ def compare(
         settings = replace(shared, optimizer=name)
         if is_there(settings, target):
             say(f"{competitor(name).title}: there already")
+        elif (made := longer_seconds(settings, target)) is not None:
+            say(f"{competitor(name).title}: there already, made with {made:g} s")
         elif run(settings, loaded, target, resume=target.started) is Ending.INTERRUPTED:
             say_interrupted(target, "the same command")
             raise typer.Exit(EXIT_INTERRUPTED)
@@ -219,6 +227,19 @@ def _recorded(context: typer.Context, recorded: RunSettings, asked: RunSettings)
     if "no_early_stop" in given:
         limits = replace(limits, early_stop=None)
     return replace(settings, limits=limits)
+
+
+def _with_truths(settings: RunSettings) -> RunSettings:
+    """The settings with "yes", "off" and the like as booleans where an option takes one."""
+    if settings.problem not in PROBLEMS:
+        raise unknown_name("problem", settings.problem, PROBLEMS)
+    return replace(
+        settings,
+        problem_options=with_truths(settings.problem_options, PROBLEMS[settings.problem].options),
+        optimizer_options=with_truths(
+            settings.optimizer_options, competitor(settings.optimizer).options
+        ),
+    )
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

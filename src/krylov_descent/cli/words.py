@@ -16,7 +16,7 @@ from krylov_descent.cli.running import console, say
 from krylov_descent.laboratory.checkpoint import load_checkpoint
 from krylov_descent.laboratory.problems import load_problem, speech
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
-from krylov_descent.laboratory.runs import RunSettings, find_device, find_dtype, settings_of
+from krylov_descent.laboratory.runs import RunSettings, find_device, find_dtype, settings_in
 from krylov_descent.laboratory.sources import inventory
 from krylov_descent.laboratory.speech.alignment_figure import clean_examples, draw_alignments
 from krylov_descent.laboratory.speech.archives import read_digits
@@ -45,7 +45,7 @@ def words(run: Run, device: Device = "cpu", data: DataFolder = None) -> None:
     the alignment that the labels come from, as alignment.png.
     """
     folder = RunFolder(run)
-    settings = settings_of(folder.config())
+    settings = settings_in(folder)
     if settings.problem != speech.NAME:
         raise RunFolderError(
             f"{run} is a run on {settings.problem!r}: words are recognised with runs on "

@@ -9,8 +9,11 @@ class UnknownNameError(ValueError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """The error for `name`, with the nearest of the `known` names and the list of all."""
+    """The error for `name`, with the list of the `known` names, and the nearest if one is near."""
     names = sorted(known)
-    nearest = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
+    typed = name.lower()
+    nearest = difflib.get_close_matches(typed, names, n=1)
+    # A beginning is near too, however much is left out.
+    nearest = nearest or [known for known in names if typed and known.startswith(typed)]
     hint = f": did you mean {nearest[0]!r}?" if nearest else "."
     return UnknownNameError(f"Unknown {kind} {name!r}{hint} Known: {', '.join(names) or 'none'}.")

@@ -13,7 +13,7 @@ from torch import nn
 
 from krylov_descent.laboratory.choices import UnknownNameError, unknown_name
 from krylov_descent.laboratory.problems.problem import Problem
-from krylov_descent.laboratory.signatures import Option, options_of, takes_anything
+from krylov_descent.laboratory.signatures import Option, options_of, takes_anything, with_dtypes
 from krylov_descent.laboratory.yardsticks import YARDSTICKS, Yardstick
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.first_order import FirstOrder, optimizer_class
@@ -72,13 +72,15 @@ class Contender:
             UnknownNameError: there is no such option; the nearest is suggested.
             ValueError: it does not take such a value.
         """
-        known = [option.name for option in self.options]
+        offered = self.options
+        known = [option.name for option in offered]
         for option in options:
             if option not in known and not (self.behind and takes_anything(self.behind)):
                 raise unknown_name(f"option of {self.name!r}", option, known)
         decay = {"weight_decay": problem.weight_decay} if "weight_decay" in known else {}
         suited = problem.suited.get(self.name, {})
         settings = {**decay, **self.presets, **self.settings(problem), **suited, **options}
+        settings = with_dtypes(settings, offered)  # a run folder holds their names
         if self.behind is not None:
             settings["optimizer"] = self.behind
         make: Any = self.kind
@@ -192,5 +194,13 @@ def contender(name: str) -> Contender:
 
 
 def competitor(name: str) -> Contender | Yardstick:
-    """The contender of a name, or the yardstick that stands beside them."""
-    return YARDSTICKS[name] if name in YARDSTICKS else contender(name)
+    """The contender of a name, or the yardstick that stands beside them.
+
+    Raises:
+        UnknownNameError: as `contender` does.
+    """
+    if name in YARDSTICKS:
+        return YARDSTICKS[name]
+    if name not in CONTENDERS and "." not in name:
+        raise unknown_name("optimizer", name, [*CONTENDERS, *YARDSTICKS])
+    return contender(name)

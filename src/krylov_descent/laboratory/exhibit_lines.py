@@ -3,7 +3,7 @@
 For the terminal and for the documentation alike.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from krylov_descent.laboratory.sequence_exhibit import verdict
 Line = list[str]
 SIGNS = {"": "", "at most": "≤ ", "at least": "≥ "}
 ERROR_HEADINGS = ["train", "test", "time / HF", "to equal error / HF"]
+TIME = ERROR_HEADINGS.index("time / HF")
 
 
 def headings(exhibit: Exhibit) -> list[str]:
@@ -34,6 +35,18 @@ def lines(exhibit: Exhibit, base: Path) -> Iterator[Line]:
         else:
             yield [row]
             yield from _errors(cells, base)
+
+
+def legend(exhibit: Exhibit, shown: Iterable[Line]) -> str | None:
+    """What the signs in the lines mean; None where there are none."""
+    columns = [line[1:] for line in shown]
+    if exhibit.name == sequence_exhibit.NAME:
+        brackets = any(text.startswith("(") for texts in columns for text in texts)
+        return "in brackets: ended before its limit" if brackets else None
+    times = [texts[TIME] for texts in columns if len(texts) > TIME]
+    signs = any(text == "-" or text.startswith(("≤", "≥")) for text in times)
+    # Splits may also be cut short in different ways, which leaves their median without a bound.
+    return "≥/≤: a time limit ended one of the runs; -: both, or different ones" if signs else None
 
 
 def _solved(cell: Cell, base: Path) -> str:

@@ -6,11 +6,23 @@ from pathlib import Path
 import torch
 
 from krylov_descent.laboratory.checkpoint import load_checkpoint
-from krylov_descent.laboratory.problems.problem import Problem
+from krylov_descent.laboratory.problems.problem import SQUARED_ERROR, Problem
 from krylov_descent.laboratory.record import RunFolder
 from krylov_descent.laboratory.report import Reconstructions
 
 IMAGES = 12
+
+
+def has_network_of_images(folder: RunFolder) -> bool:
+    """Whether a run left an autoencoder to show images of, told before any data are loaded."""
+    if not folder.checkpoint.exists():
+        return False
+    try:
+        problem = folder.config().get("problem", {})
+    except ValueError:
+        return False  # the page says that it is damaged
+    # The configuration has no task; only autoencoders are measured by the error per image.
+    return bool(problem.get("metric", {}).get("name") == SQUARED_ERROR.name)
 
 
 @torch.no_grad()

@@ -105,8 +105,9 @@ class RunFolder:
         kept = [row for row in self._whole_rows() if row["iteration"] <= iteration]
         if len(kept) < iteration + 1:
             raise CheckpointError(
-                f"{self._metrics} has {len(kept)} whole lines but the checkpoint is at iteration "
-                f"{iteration}: the run folder is damaged, start again in another one"
+                f"{self._metrics} has {len(kept)} whole lines, and the checkpoint at iteration "
+                f"{iteration} needs {iteration + 1}: the run folder is damaged, start again in "
+                "another one"
             )
         with _explained(f"{self._metrics} cannot be written"):
             partial = _beside(self._metrics)

@@ -101,7 +101,12 @@ class Exhibit:
             for cell in self.cells
             if not quick or cell.split is None or cell.split < QUICK_SPLITS
         )
-        return replace(self, cells=tuple(cells))
+        title = f"{self.title}, small forms with {QUICK_SECONDS:g} s a run" if quick else self.title
+        return replace(self, title=title, cells=tuple(cells))
+
+    def only(self, rows: Iterable[str]) -> "Exhibit":
+        """The same with some of its rows."""
+        return replace(self, cells=tuple(self.of_rows(rows)))
 
     def of_rows(self, rows: Iterable[str]) -> list[Cell]:
         """The cells of some rows; an unknown one is answered with the nearest."""

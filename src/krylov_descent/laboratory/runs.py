@@ -7,6 +7,7 @@ resumed, repeated and reported on without knowing how it was started.
 import json
 import platform
 import shlex
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,7 @@ def check_same(folder: RunFolder, settings: RunSettings, *, device: bool = True)
         settings: asked for. An `initialization` of None is not compared.
         device: whether it must be the same kind of device, as it must to go on exactly.
     """
-    before, asked = _comparable(settings_of(folder.config())), _comparable(settings)
+    before, asked = _comparable(settings_in(folder)), _comparable(settings)
     for key, value in asked.items():
         unimportant = (key == "device" and not device) or (key == "initialization" and not value)
         if before[key] != value and not unimportant:
@@ -241,12 +242,29 @@ def describe(settings: RunSettings, problem: Problem, folder: RunFolder) -> dict
     }
 
 
-def settings_of(config: dict[str, Any]) -> RunSettings:
-    """The settings a recorded run was started with.
+def forget_beginning(folder: RunFolder) -> None:
+    """Remove the files of a run that failed in its first step, so that another can begin here.
+
+    One that has made a step, or has ended, stays as it is; so does what is not a run.
+    """
+    has_results = folder.outcome() is not None or any(row["iteration"] for row in folder.rows())
+    if has_results or not folder.started:
+        return
+    # The configuration first: without it the folder holds no run.
+    for name in ("config.json", "metrics.jsonl", folder.checkpoint.name):
+        (folder.path / name).unlink(missing_ok=True)
+    with suppress(OSError):  # it is not empty: there are events, or it was there before
+        folder.path.rmdir()
+
+
+def settings_in(folder: RunFolder) -> RunSettings:
+    """The settings that the run in a folder was started with.
 
     Raises:
-        ValueError: the configuration is not whole.
+        RunFolderError: there is no run.
+        ValueError: its configuration is not whole.
     """
+    config = folder.config()
     try:
         return RunSettings(
             problem=config["problem"]["name"],
@@ -261,7 +279,8 @@ def settings_of(config: dict[str, Any]) -> RunSettings:
         )
     except (KeyError, TypeError) as problem:
         raise ValueError(
-            f"config.json is damaged or of another version: {problem} is missing or unknown"
+            f"{folder.path / 'config.json'} is damaged or of another version: {problem} is missing "
+            "or unknown"
         ) from problem
 
 

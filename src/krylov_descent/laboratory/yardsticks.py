@@ -62,10 +62,15 @@ class Yardstick:
         """Refuse what it cannot be fitted to.
 
         Raises:
-            ValueError: not classes, nothing held out, an option given, or no scikit-learn.
+            ValueError: not one class per sample, nothing held out, an option given, or no
+                scikit-learn.
         """
-        if problem.task != "classification":
-            raise ValueError(f"{self.name!r} is for classification, {problem.name!r} is not")
+        labels = problem.train[1]
+        if problem.task != "classification" or labels.numel() != len(labels):
+            raise ValueError(
+                f"{self.name!r} is for classification with one class per sample, "
+                f"{problem.name!r} is not"
+            )
         if problem.validation is None:
             raise ValueError(f"{self.name!r} needs a validation part to choose its settings by")
         if options:
@@ -141,7 +146,8 @@ YARDSTICKS: dict[str, Yardstick] = {
 
 def _arrays(split: Split) -> tuple[Inputs, Classes]:
     inputs, classes = (part.cpu().numpy() for part in split)
-    return inputs.reshape(len(inputs), -1).astype(np.float32), classes
+    # Bits come as numbers [n, 1], which would be compared with predictions [n] pair by pair.
+    return inputs.reshape(len(inputs), -1).astype(np.float32), classes.reshape(-1).astype(np.int64)
 
 
 def _error(predict: Predict, inputs: Inputs, classes: Classes) -> float:

@@ -74,7 +74,7 @@ function drawCurves(figure, data) {
   for (const run of data.runs) {
     const swatch = node("svg", { class: `swatch ${run.style}`, viewBox: "0 0 28 8" });
     swatch.append(node("path", { d: "M0 4H28" }));
-    const note = run.state === "unfinished" ? " (unfinished)" : "";
+    const note = run.state === "finished" ? "" : ` (${run.state})`;
     const button = node("button", { type: "button", "aria-pressed": "true" }, swatch);
     button.append(run.label + note);
     button.addEventListener("click", () => {

@@ -1,5 +1,6 @@
 """The whole page: every part of the report, with styles and scripts inside it."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -16,6 +17,10 @@ from krylov_descent.laboratory.report.summary import summarize
 from krylov_descent.laboratory.report.tables import results_table, settings_table, time_bars
 
 SCRIPTS = ("scales.js", "chart.js", "page.js")
+FOLDERS_NOTE = (
+    '<p class="note">A run is recorded under runs/, by its problem, optimiser and seed; --folder '
+    "names another place.</p>"
+)
 # (heading, HTML); a part without HTML is left out.
 Part = tuple[str, str]
 
@@ -30,7 +35,8 @@ def write_report(
 
     Args:
         folders: the runs, of one problem or several; those of one problem are compared. A folder
-            without a run is shown as missing, a run that has not ended as unfinished.
+            without a run is shown as missing, a run that has not ended as unfinished, one whose
+            record is not whole as damaged.
         path: the page; its folder is made, and a page that is there is replaced.
         reconstructions: images for the folders (by their path) that have some.
 
@@ -58,8 +64,7 @@ def write_report(
 
 def _page(comparisons: list[Comparison], images: Mapping[Path, Reconstructions]) -> str:
     alone = len(comparisons) == 1
-    problems = [comparison.title for comparison in comparisons if comparison.runs[0].config]
-    title = comparisons[0].title if alone else f"{len(problems)} problems"
+    title = comparisons[0].heading if alone else _several(comparisons)
     return Template(_asset("page.html")).substitute(
         title=escape(title),
         version=escape(krylov_descent.__version__),
@@ -73,12 +78,20 @@ def _page(comparisons: list[Comparison], images: Mapping[Path, Reconstructions])
     )
 
 
+def _several(comparisons: list[Comparison]) -> str:
+    """How many problems there are; a problem with other options is another form of it."""
+    titles = [comparison.title for comparison in comparisons if comparison.runs[0].config]
+    problems = len(set(titles))
+    counted = f"{problems} problem{'' if problems == 1 else 's'}"
+    return counted if problems == len(titles) else f"{counted} in {len(titles)} forms"
+
+
 def _section(
     number: int, comparison: Comparison, images: Mapping[Path, Reconstructions], alone: bool
 ) -> str:
     """All about one problem; its title is the page's where it is the only one."""
     level = 2 if alone else 3
-    heading = "" if alone else f'<h2 id="problem-{number}">{escape(comparison.title)}</h2>'
+    heading = "" if alone else f'<h2 id="problem-{number}">{escape(comparison.heading)}</h2>'
     summary = summarize(comparison)
     sentences = "".join(
         f'<p class="{kind}">{escape(text)}</p>'
@@ -126,7 +139,7 @@ def _contents(comparisons: list[Comparison], images: Mapping[Path, Reconstructio
     if len(comparisons) == 1:
         links = [(_anchor(1, name), name) for name, _ in _parts(comparisons[0], images)]
     else:
-        links = [(f"problem-{n}", c.title) for n, c in enumerate(comparisons, 1)]
+        links = [(f"problem-{n}", c.heading) for n, c in enumerate(comparisons, 1)]
     return "".join(f'<li><a href="#{anchor}">{escape(name)}</a></li>' for anchor, name in links)
 
 
@@ -141,7 +154,8 @@ def _results_note(comparison: Comparison) -> str:
         note += (
             "Relative time in all is that of each to its own early stop, and left open where a "
             "limit ended one of the two; relative time to the same error is the time to the worse "
-            "of the two final training errors."
+            "of the two final training errors, and left open where that is more than half of the "
+            "error at the start."
         )
     return f'<p class="note">{escape(note)}</p>'
 
@@ -161,13 +175,27 @@ def _has_ritz_values(run: Run) -> bool:
 def _commands(runs: list[Run]) -> str:
     items = []
     for run in runs:
-        lines = [line for line in (run.config.get("command"), _resume_command(run)) if line]
+        lines = [line for line in (_command(run), _resume_command(run)) if line]
         if lines:
-            code = escape("\n".join(lines))
+            code = _words("\n".join(lines))
             items.append(
                 f"<li><p><b>{escape(run.label)}</b></p><pre><code>{code}</code></pre></li>"
             )
-    return f'<ul class="commands">{"".join(items)}</ul>' if items else ""
+    return f'<ul class="commands">{"".join(items)}</ul>{FOLDERS_NOTE}' if items else ""
+
+
+def _command(run: Run) -> str:
+    """The shell line that makes the run, but not in its folder, which is taken."""
+    words = shlex.split(run.config.get("command", ""))
+    if "--folder" in words:
+        at = words.index("--folder")
+        del words[at : at + 2]
+    return shlex.join(words)
+
+
+def _words(code: str) -> str:
+    """Each word as an element, for the style to break lines between them and not at hyphens."""
+    return re.sub(r"\S+", lambda word: f"<span>{escape(word[0])}</span>", code)
 
 
 def _resume_command(run: Run) -> str:

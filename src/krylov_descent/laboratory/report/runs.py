@@ -1,7 +1,7 @@
 """What the report knows of a run, and the runs of one problem side by side.
 
 A report is asked for at any moment, so a run may be finished, unfinished, without a first row, or
-not there at all. Each is a normal case: what there is, is shown, and the state is named.
+not there at all, and its files may be damaged. What there is, is shown, and the state is named.
 """
 
 import json
@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+
+from krylov_descent.laboratory.checkpoint import CheckpointError, load_checkpoint
 from krylov_descent.laboratory.record import Row, RunFolder, RunFolderError
 from krylov_descent.laboratory.report.numbers import is_number
 
@@ -18,6 +21,9 @@ REFERENCE = "hf"
 # Endings that the run came to by itself. Where a limit ended it, its time says nothing.
 ENDED_BY_ITSELF = ("early_stop", "stuck")
 INTERRUPTED = "interrupted"
+# A run that ends with more than this share of its first error has not learnt, and the time to such
+# an error tells nothing about the other run, which passed it at its first steps.
+NOT_LEARNT = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +33,12 @@ class Run:
     Attributes:
         folder: where it lies.
         config: `problem` (name, title, metric with name and unit, options, published), `optimizer`
-            (name, title, options), seed, device, dtype, versions, command; empty if missing.
+            (name, title, options), seed, device, dtype, versions, command; empty if missing or
+            unreadable.
         rows: one per iteration, from iteration 0.
         outcome: how it ended; None while it has not.
         missing: why there is nothing to show; empty for a run that is there.
+        damaged: what is wrong with its record; empty for one that is whole.
         label: what it is called, unique among the runs of its problem.
     """
 
@@ -39,6 +47,7 @@ class Run:
     rows: list[Row]
     outcome: dict[str, Any] | None
     missing: str = ""
+    damaged: str = ""
     label: str = ""
 
     @property
@@ -73,6 +82,8 @@ class Run:
         """How it ended, as a sentence without its full stop."""
         if self.missing:
             return self.missing
+        if self.damaged:
+            return f"damaged: {self.damaged}"
         if self.outcome is not None:
             return str(self.outcome.get("sentence", "it ended"))
         if self.last is None:
@@ -81,11 +92,12 @@ class Run:
 
     @property
     def state(self) -> str:
-        """One word: "missing", "unfinished" or "finished"."""
+        """One word: "missing", "damaged", "unfinished" or "finished"."""
         if self.missing:
             return "missing"
-        waiting = self.outcome is None or self.outcome.get("ending") == INTERRUPTED
-        return "unfinished" if waiting else "finished"
+        if self.damaged:
+            return "damaged"
+        return "unfinished" if _is_waiting(self.outcome) else "finished"
 
     @property
     def ended_by_itself(self) -> bool:
@@ -102,13 +114,28 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The runs of one problem, in the order given, and what has been published about it."""
+    """The runs of one problem, in the order given, and what has been published about it.
+
+    Attributes:
+        title: of the problem.
+        form: the options that tell it from others of its title; empty for the only one.
+        metric: what its errors are.
+        unit: of the metric, "" or "%".
+        published: rows of results.
+        runs: in the order given.
+    """
 
     title: str
+    form: str = ""
     metric: str
     unit: str
     published: list[dict[str, Any]]
     runs: list[Run]
+
+    @property
+    def heading(self) -> str:
+        """Its title, unique on the page."""
+        return f"{self.title}: {self.form}" if self.form else self.title
 
     @cached_property
     def measured(self) -> list[Run]:
@@ -130,51 +157,73 @@ class Comparison:
         return _ratio(run.rows[-1]["seconds"], other.rows[-1]["seconds"])
 
     def relative_to_same_error(self, run: Run) -> float | None:
-        """Time to the worse of the two final training errors, relative to HF."""
+        """Time to the worse of the two final training errors, relative to HF.
+
+        None where one of them has not learnt, as for `same_error_seconds`.
+        """
         times = None if self.reference is None else same_error_seconds(run, self.reference)
         return None if times is None else _ratio(*times[1:])
 
 
 def same_error_seconds(one: Run, other: Run) -> tuple[float, float, float] | None:
-    """The worse of two runs' final training errors, and the seconds of each to reach it."""
-    finals = [run.last.get("train") if run.last else None for run in (one, other)]
-    if not all(is_number(final) for final in finals):
+    """The worse of two runs' final training errors, and the seconds of each to reach it.
+
+    None where that level says nothing: one of them has hardly got away from its first error.
+    """
+    firsts, lasts = (
+        [
+            float(run.rows[at]["train"])
+            for run in (one, other)
+            if run.rows and is_number(run.rows[at].get("train"))
+        ]
+        for at in (0, -1)
+    )
+    if len(firsts) < 2 or len(lasts) < 2 or max(lasts) > NOT_LEARNT * max(firsts):
         return None
-    level = max(float(final) for final in finals if final is not None)
+    level = max(lasts)
     times = one.seconds_to(level), other.seconds_to(level)
     return None if times[0] is None or times[1] is None else (level, times[0], times[1])
 
 
 def read_run(folder: RunFolder) -> Run:
     """Read what a folder holds; a missing or damaged one gives a run that says so."""
+    config: dict[str, Any] = {}
     try:
-        config, rows, outcome = folder.config(), folder.rows(), folder.outcome()
+        config = folder.config()
+        outcome = folder.outcome()
+        # In this order: a run that is under way writes its lines before the checkpoint.
+        reached, damaged = _recorded_iteration(folder, outcome)
+        lines = _lines(folder)
+        rows = folder.rows()
     except RunFolderError:
-        return _missing(folder, "missing: there is no run in this folder")
+        missing = "missing: there is no run in this folder"
+        return Run(folder=folder, config={}, rows=[], outcome=None, missing=missing)
     except (OSError, ValueError) as problem:
-        return _missing(folder, f"missing: its files cannot be read ({problem})")
+        damaged = f"its files cannot be read ({problem})"
+        return Run(folder=folder, config=config, rows=[], outcome=None, damaged=damaged)
+    damaged = damaged or _damage(lines, rows, reached)
     last = rows[-1]["iteration"] if rows else None
     if outcome is not None and outcome.get("last", {}).get("iteration") != last:
         outcome = None  # it was resumed after that, and has not ended again
-    return Run(folder=folder, config=config, rows=rows, outcome=outcome)
+    return Run(folder=folder, config=config, rows=rows, outcome=outcome, damaged=damaged)
 
 
 def compare(runs: Iterable[Run]) -> list[Comparison]:
     """Put runs of one problem together, problems in the order of their first run.
 
-    Missing runs do not say what they were of: they go with the only problem there is, else into a
-    comparison of their own at the end, which has no metric.
+    Runs without configuration do not say what they were of: they go with the only problem there
+    is, else into a comparison of their own at the end, which has no metric.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
         of = {key: run.problem.get(key) for key in ("name", "title", "options")}
-        groups.setdefault("" if run.missing else json.dumps(of), []).append(run)
+        groups.setdefault(json.dumps(of) if run.config else "", []).append(run)
     lost = groups.pop("", [])
     if len(groups) == 1:
         next(iter(groups.values())).extend(lost)
     elif lost:
         groups[""] = lost
-    return [_comparison(group) for group in groups.values()]
+    return _told_apart([_comparison(group) for group in groups.values()])
 
 
 def _comparison(runs: list[Run]) -> Comparison:
@@ -187,6 +236,26 @@ def _comparison(runs: list[Run]) -> Comparison:
         published=list(problem.get("published") or []),
         runs=_labelled(runs),
     )
+
+
+def _told_apart(comparisons: list[Comparison]) -> list[Comparison]:
+    """Name the options that differ between problems of one title."""
+    told: list[Comparison] = []
+    for comparison in comparisons:
+        mine = _problem_options(comparison)
+        others = [_problem_options(c) for c in comparisons if c.title == comparison.title]
+        differing = [
+            f"{key}={value}"
+            for key, value in mine.items()
+            if any(other.get(key) != value for other in others)
+        ]
+        told.append(replace(comparison, form=", ".join(differing)))
+    return told
+
+
+def _problem_options(comparison: Comparison) -> dict[str, Any]:
+    options = comparison.runs[0].problem.get("options") or {}
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def _labelled(runs: Sequence[Run]) -> list[Run]:
@@ -213,8 +282,45 @@ def _settings(run: Run) -> dict[str, object]:
     return {**options, **{key: run.config.get(key) for key in ("seed", "device", "dtype")}}
 
 
-def _missing(folder: RunFolder, why: str) -> Run:
-    return Run(folder=folder, config={}, rows=[], outcome=None, missing=why)
+def _recorded_iteration(
+    folder: RunFolder, outcome: dict[str, Any] | None
+) -> tuple[int | None, str]:
+    """The iteration that the record must reach, by its end or its checkpoint, and what is damaged.
+
+    The checkpoint is read only where the run would go on from it.
+    """
+    if not _is_waiting(outcome):
+        return (outcome or {}).get("last", {}).get("iteration"), ""
+    if not folder.checkpoint.exists():
+        return None, ""
+    try:
+        return int(load_checkpoint(folder.checkpoint, torch.device("cpu"))["iteration"]), ""
+    except CheckpointError as problem:
+        return None, str(problem)
+    except KeyError:
+        return None, f"the checkpoint {folder.checkpoint} does not hold a training state"
+
+
+def _lines(folder: RunFolder) -> int | None:
+    """How many lines of metrics there are, whole or not; None without the file."""
+    path = folder.path / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else None
+
+
+def _damage(lines: int | None, rows: list[Row], reached: int | None) -> str:
+    """What is wrong with the metrics; the last line may be one that is just being written."""
+    if lines is None:
+        return "metrics.jsonl is missing"
+    if len(rows) < lines - 1:
+        return f"line {len(rows) + 1} of metrics.jsonl is broken"
+    if reached is not None and len(rows) < reached + 1:
+        return f"metrics.jsonl has {len(rows)} of {reached + 1} lines"
+    return ""
+
+
+def _is_waiting(outcome: dict[str, Any] | None) -> bool:
+    """Whether the run has something left to do."""
+    return outcome is None or outcome.get("ending") == INTERRUPTED
 
 
 def _ratio(seconds: float, reference: float) -> float | None:

@@ -67,8 +67,9 @@ def _speed(comparison: Comparison) -> list[str]:
         return []
     level, mine, its = times
     return [
-        f"To the worse of their two final training errors, {error(level, comparison.unit)}, "
-        f"{first.label} took {duration(mine)} and {other.label} {duration(its)}."
+        f"To the worse of {first.label}'s and {other.label}'s final training errors, "
+        f"{error(level, comparison.unit)}, {first.label} took {duration(mine)} and "
+        f"{other.label} {duration(its)}."
     ]
 
 

@@ -23,6 +23,12 @@ NARROW = 0.12
 # A phase is shown from this share on, and so is the time that no shown phase counts.
 REST, NEGLIGIBLE = "between phases", 0.005
 PHASE_COLOURS = 5  # of page.css
+# What an iteration costs: one of it, and more.
+COUNTS = {
+    "evaluations": ("evaluation", "evaluations"),
+    "products": ("product", "products"),
+    "passes": ("pass over the data", "passes over the data"),
+}
 
 
 def results_table(comparison: Comparison) -> str:
@@ -143,18 +149,23 @@ def _cost_of_an_iteration(run: Run) -> str:
     if not steps:
         return ""
     counts = [
-        f"{plain(sum(row.get(key) or 0 for row in steps) / len(steps))} {key}"
+        _counted(sum(row.get(key) or 0 for row in steps) / len(steps), key)
         for key in ("evaluations", "products")
         if any(row.get(key) for row in steps)
     ]
-    passes = f"{plain(steps[-1]['passes'] / len(steps))} passes over the data"
+    passes = _counted(steps[-1]["passes"] / len(steps), "passes")
     per_step = [duration(steps[-1]["seconds"] / len(steps)), *counts, passes]
     return f"One iteration on average: {', '.join(per_step)}."
 
 
+def _counted(value: float, key: str) -> str:
+    one, more = COUNTS[key]
+    return f"{plain(value)} {one if value == 1 else more}"
+
+
 def settings_table(runs: list[Run]) -> str:
-    """What was set and where it ran; what all runs share stands once."""
-    there = [run for run in runs if not run.missing]
+    """What was set and where it ran, for each run."""
+    there = [run for run in runs if run.config]
     settings = [_flat(run) for run in there]
     keys = list(dict.fromkeys(key for setting in settings for key in setting))
     groups = list(dict.fromkeys(key.partition(":")[0] for key in keys))
@@ -162,11 +173,8 @@ def settings_table(runs: list[Run]) -> str:
     head = "".join(f'<th scope="col">{escape(run.label)}</th>' for run in there)
     body = []
     for key in keys:
-        values = [setting.get(key, NOTHING) for setting in settings]
-        if len(set(values)) == 1:
-            cells = f'<td colspan="{len(values)}">{escape(values[0])}</td>'
-        else:
-            cells = "".join(f"<td>{escape(value)}</td>" for value in values)
+        values = (setting.get(key, NOTHING) for setting in settings)
+        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
         body.append(f'<tr><th scope="row">{escape(key)}</th>{cells}</tr>')
     return _scrolling(
         "Settings and environment",
