@@ -253,7 +253,7 @@ runpy.run_module("krylov_descent", run_name="__main__")
 
 def test_a_second_interruption_ends_it_at_once(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
-    slow = ["train", "curves", "--small", "--set", "dimension=800", "--folder", str(folder)]
+    slow = ["train", "curves", "--small", "--set", "dimension=200", "--folder", str(folder)]
     process = start_ksd(*slow, log=log)
     wait_for((folder / "checkpoint.pt").exists)
     assert process.pid is not None

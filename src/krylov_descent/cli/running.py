@@ -145,7 +145,8 @@ class _InterruptAtTheEnd:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._training.interrupted = True
-        signal.signal(signal.SIGINT, self._before)
+        # Not the handler of before, which ignores it where a shell began this in the background.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         complaints.print("\nEnding after this iteration; Ctrl-C again ends it at once.")
 
 
