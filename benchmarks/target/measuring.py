@@ -87,9 +87,7 @@ def make_optimizer(
         options = settings_of(method, race.row)
         return contender(kind).make(problem, model, seed, options)
     recorded = problem.train[0].device.type == "cuda"
-    update = make_update(
-        METHODS[method].kind or method, model, problem.weight_decay, recorded=recorded
-    )
+    update = make_update(kind, model, problem.weight_decay, recorded=recorded)
     return MiniBatches(
         model,
         problem.loss,

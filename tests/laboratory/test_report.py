@@ -1,7 +1,6 @@
 """The report without a browser: structure, numbers, states. How it draws is tested in Chromium."""
 
 import math
-from collections.abc import Callable
 from html import unescape
 from io import BytesIO
 from pathlib import Path
@@ -122,91 +121,6 @@ def test_one_run_alone(tmp_path: Path) -> None:
     assert "KSD has a test error of" in page.text
     assert "follows with" not in page.text
     assert len(page.data[0]["runs"]) == 1
-
-
-def test_unfinished_and_missing_runs_are_shown(tmp_path: Path) -> None:
-    page = report(write_comparison(tmp_path), tmp_path)
-    assert page.row("L-BFGS")[-1] == "unfinished, at iteration 47"
-    assert page.row("ncg")[1:] == 11 * ["–"] + ["missing: there is no run in this folder"]
-    assert [run["label"] for run in page.data[0]["runs"]][-1] == "L-BFGS"
-
-
-def test_run_without_rows_and_damaged_run(tmp_path: Path) -> None:
-    begun = write_run(tmp_path / "begun", metrics=[], ending=None)
-    damaged = write_run(tmp_path / "damaged")
-    (damaged.path / "config.json").write_text('{"problem": ')
-    page = report([begun, damaged], tmp_path)
-    assert "No run has a result yet." in page.text
-    assert page.row("KSD")[-1] == "not started"
-    assert page.row("damaged")[-1].startswith("damaged: its files cannot be read")
-
-
-def test_run_resumed_after_its_end_is_unfinished(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "ksd")
-    folder.append(rows(steps=130)[121])
-    folder.checkpoint.touch()
-    page = report([folder], tmp_path)
-    assert page.row("KSD")[-1] == "unfinished, at iteration 121"
-    assert f"ksd train --resume {folder.path}" in page.commands[0]
-
-
-def test_unfinished_run_goes_on_from_a_good_checkpoint(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "ksd", ending=None)
-    torch.save({"iteration": 120}, folder.checkpoint)
-    with (folder.path / "metrics.jsonl").open("a") as file:
-        file.write('{"iteration": 12')  # it was killed while it wrote
-    page = report([folder], tmp_path)
-    assert page.row("KSD")[-1] == "unfinished, at iteration 120"
-    assert f"ksd train --resume {folder.path}" in page.commands[0]
-
-
-def lines_of(text: str, count: int) -> str:
-    return "".join(text.splitlines(keepends=True)[:count])
-
-
-@pytest.mark.parametrize("ended", [True, False])
-@pytest.mark.parametrize(
-    ("spoil", "what"),
-    [
-        (lambda text: "", "metrics.jsonl has 0 of 121 lines"),
-        (lambda text: lines_of(text, 30), "metrics.jsonl has 30 of 121 lines"),
-        (lambda text: text[:-20], "metrics.jsonl has 120 of 121 lines"),
-        (lambda text: text.replace('"iteration": 7,', ","), "line 8 of metrics.jsonl is broken"),
-        (lambda text: None, "metrics.jsonl is missing"),
-    ],
-)
-def test_damaged_metrics_are_said_and_not_to_be_resumed(
-    tmp_path: Path, ended: bool, spoil: Callable[[str], str | None], what: str
-) -> None:
-    folder = write_run(tmp_path / "ksd", ending="early_stop" if ended else None)
-    torch.save({"iteration": 120}, folder.checkpoint)
-    metrics = folder.path / "metrics.jsonl"
-    spoilt = spoil(metrics.read_text())
-    if spoilt is None:
-        metrics.unlink()
-    else:
-        metrics.write_text(spoilt)
-    page = report([folder], tmp_path)
-    assert page.row("KSD")[-1].startswith(f"damaged: {what}")
-    assert f"KSD: damaged: {what}" in page.text
-    assert "--resume" not in page.commands[0]
-
-
-@pytest.mark.parametrize(
-    ("state", "what"),
-    [(b"", "is damaged or not a checkpoint"), (None, "does not hold a training state")],
-)
-def test_unfinished_run_with_a_damaged_checkpoint(
-    tmp_path: Path, state: bytes | None, what: str
-) -> None:
-    folder = write_run(tmp_path / "ksd", ending=None)
-    if state is None:
-        torch.save({}, folder.checkpoint)
-    else:
-        folder.checkpoint.write_bytes(state)
-    page = report([folder], tmp_path)
-    assert page.row("KSD")[-1].startswith(f"damaged: the checkpoint {folder.checkpoint} {what}")
-    assert "--resume" not in page.commands[0]
 
 
 def test_numbers_that_are_not_finite(tmp_path: Path) -> None:

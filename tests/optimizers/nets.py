@@ -40,6 +40,18 @@ def through_a_file(state: Any, path: Any) -> Any:
     return torch.load(path, weights_only=True)
 
 
+class Reversed(torch.autograd.Function):
+    """The identity with its gradient turned around, so that every step goes uphill."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
 def check_refusals(make: Make) -> None:
     """NaN, infinity, a zero gradient: a result that says so, the parameters bit for bit."""
     inputs, targets = classes()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from krylov_descent import HessianFree, Status
 from krylov_descent.conjugate_gradient import CGStop
 from tests.optimizers.nets import (
+    Reversed,
     classes,
     net,
     parameters_of,
@@ -28,18 +29,6 @@ def test_a_step_that_raises_the_objective_is_shortened_and_raises_the_damping() 
     assert math.log(result.rate, 0.8) == pytest.approx(round(math.log(result.rate, 0.8)))
     assert optimizer.damping == pytest.approx(1.5e-4)
     assert result.loss_after < result.loss_before
-
-
-class Reversed(torch.autograd.Function):
-    """The identity with its gradient turned around, so that every step goes uphill."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return -gradient
 
 
 def test_a_step_that_never_decreases_is_rejected() -> None:

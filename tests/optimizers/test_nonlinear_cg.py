@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from krylov_descent import NonlinearCG, Objective, Status
 from tests.optimizers.nets import (
+    Reversed,
     classes,
     net,
     parameters_of,
@@ -115,15 +116,6 @@ def test_float32_ends_at_its_noise_with_few_evaluations() -> None:
 
 
 def test_without_a_decrease_nothing_changes_and_the_memory_is_dropped() -> None:
-    class Reversed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            return -gradient
-
     def uphill(outputs: Tensor, _: Tensor) -> Tensor:
         turned: Tensor = Reversed.apply(outputs)  # type: ignore[no-untyped-call]
         return turned.square().sum(1)

@@ -12,7 +12,8 @@ import krylov_descent
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
 from krylov_descent.laboratory.report.charts import chart_json
 from krylov_descent.laboratory.report.pictures import Reconstructions, reconstruction_figure
-from krylov_descent.laboratory.report.runs import Comparison, Run, compare, read_run
+from krylov_descent.laboratory.report.reading import read_run
+from krylov_descent.laboratory.report.runs import Comparison, Run, compare
 from krylov_descent.laboratory.report.summary import summarize
 from krylov_descent.laboratory.report.tables import results_table, settings_table, time_bars
 

@@ -10,10 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import torch
-
-from krylov_descent.laboratory.checkpoint import CheckpointError, load_checkpoint
-from krylov_descent.laboratory.record import Row, RunFolder, RunFolderError
+from krylov_descent.laboratory.record import Row, RunFolder
 from krylov_descent.laboratory.report.numbers import is_number
 
 # The optimiser that times are relative to, as in the paper's Table 2.
@@ -97,7 +94,7 @@ class Run:
             return "missing"
         if self.damaged:
             return "damaged"
-        return "unfinished" if _is_waiting(self.outcome) else "finished"
+        return "unfinished" if is_waiting(self.outcome) else "finished"
 
     @property
     def ended_by_itself(self) -> bool:
@@ -185,29 +182,6 @@ def same_error_seconds(one: Run, other: Run) -> tuple[float, float, float] | Non
     return None if times[0] is None or times[1] is None else (level, times[0], times[1])
 
 
-def read_run(folder: RunFolder) -> Run:
-    """Read what a folder holds; a missing or damaged one gives a run that says so."""
-    config: dict[str, Any] = {}
-    try:
-        config = folder.config()
-        outcome = folder.outcome()
-        # In this order: a run that is under way writes its lines before the checkpoint.
-        reached, damaged = _recorded_iteration(folder, outcome)
-        lines = _lines(folder)
-        rows = folder.rows()
-    except RunFolderError:
-        missing = "missing: there is no run in this folder"
-        return Run(folder=folder, config={}, rows=[], outcome=None, missing=missing)
-    except (OSError, ValueError) as problem:
-        damaged = f"its files cannot be read ({problem})"
-        return Run(folder=folder, config=config, rows=[], outcome=None, damaged=damaged)
-    damaged = damaged or _damage(lines, rows, reached)
-    last = rows[-1]["iteration"] if rows else None
-    if outcome is not None and outcome.get("last", {}).get("iteration") != last:
-        outcome = None  # it was resumed after that, and has not ended again
-    return Run(folder=folder, config=config, rows=rows, outcome=outcome, damaged=damaged)
-
-
 def compare(runs: Iterable[Run]) -> list[Comparison]:
     """Put runs of one problem together, problems in the order of their first run.
 
@@ -282,43 +256,7 @@ def _settings(run: Run) -> dict[str, object]:
     return {**options, **{key: run.config.get(key) for key in ("seed", "device", "dtype")}}
 
 
-def _recorded_iteration(
-    folder: RunFolder, outcome: dict[str, Any] | None
-) -> tuple[int | None, str]:
-    """The iteration that the record must reach, by its end or its checkpoint, and what is damaged.
-
-    The checkpoint is read only where the run would go on from it.
-    """
-    if not _is_waiting(outcome):
-        return (outcome or {}).get("last", {}).get("iteration"), ""
-    if not folder.checkpoint.exists():
-        return None, ""
-    try:
-        return int(load_checkpoint(folder.checkpoint, torch.device("cpu"))["iteration"]), ""
-    except CheckpointError as problem:
-        return None, str(problem)
-    except KeyError:
-        return None, f"the checkpoint {folder.checkpoint} does not hold a training state"
-
-
-def _lines(folder: RunFolder) -> int | None:
-    """How many lines of metrics there are, whole or not; None without the file."""
-    path = folder.path / "metrics.jsonl"
-    return len(path.read_text().splitlines()) if path.exists() else None
-
-
-def _damage(lines: int | None, rows: list[Row], reached: int | None) -> str:
-    """What is wrong with the metrics; the last line may be one that is just being written."""
-    if lines is None:
-        return "metrics.jsonl is missing"
-    if len(rows) < lines - 1:
-        return f"line {len(rows) + 1} of metrics.jsonl is broken"
-    if reached is not None and len(rows) < reached + 1:
-        return f"metrics.jsonl has {len(rows)} of {reached + 1} lines"
-    return ""
-
-
-def _is_waiting(outcome: dict[str, Any] | None) -> bool:
+def is_waiting(outcome: dict[str, Any] | None) -> bool:
     """Whether the run has something left to do."""
     return outcome is None or outcome.get("ending") == INTERRUPTED
 
