@@ -204,8 +204,10 @@ class _InverseHessian:
             self.is_identity = False
         image = self._matrix @ change
         weight = (1 + float(change @ image) / curvature) / curvature
-        cross = np.outer(image / curvature, step)
-        self._matrix += weight * np.outer(step, step) - cross - cross.T
+        # weight·ssᵀ − (s·imageᵀ + image·sᵀ)/curvature, as one matrix and its transpose.
+        half = np.multiply.outer(step, 0.5 * weight * step - image / curvature)
+        self._matrix += half
+        self._matrix += half.T
 
 
 def _check_arguments(start: Tensor, max_iterations: int, noise: float) -> None:

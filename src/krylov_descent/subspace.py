@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from krylov_descent.threads import one_thread
+
 Product = Callable[[Tensor], Tensor]
 
 # Of a new direction, what is left after orthogonalisation counts as nothing below this many
@@ -170,6 +172,7 @@ class Coordinates:
     If the largest eigenvalue is not positive, the floor is ε·max|λ|; if H̄ is zero, Ĥ = I.
     """
 
+    @one_thread()
     def __init__(self, curvature: Tensor, epsilon: float) -> None:
         self.ritz_values, vectors = torch.linalg.eigh(curvature)
         largest, size = float(self.ritz_values[-1]), float(self.ritz_values.abs().max())
