@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.distributed import Ranks
+from krylov_descent.threads import one_thread
 
 ORDER = 3  # of the differences
 
@@ -70,6 +71,7 @@ def noise_over_ranks(rows: Sequence[Tensor], points: int, ranks: Ranks) -> float
     return _noise_from(ranks.sum_numbers(own))
 
 
+@one_thread()
 def _error_sums(values: Tensor) -> Tensor:
     """Σ error², and Σ error at each of the p − 3 whitened differences, over the samples."""
     # Differences of neighbouring float64 numbers are exact, so this adds no rounding of its own.
