@@ -29,6 +29,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
 from krylov_descent.network import Network, require_graph
+from krylov_descent.parameters import Pieces
 
 # Of δᵀx: under autocast and in tf32 autograd's own gradient is rounded to few digits.
 FINE_TOLERANCE, COARSE_TOLERANCE = 1e-3, 3e-2
@@ -115,8 +116,8 @@ class Reach:
     """
 
     def __init__(self, network: Network, layers: Sequence[LinearLayer]) -> None:
+        self._parameters = network.parameters
         parameters = network.parameters.tensors
-        self._count = len(parameters)
         # Modules hold the original parameters, also where the network works on aliases.
         position = {id(p): i for i, p in enumerate(network.original.parameters.tensors)}
         names = {id(module): name for name, module in network.eager.named_modules()}
@@ -126,7 +127,7 @@ class Reach:
             if names.get(id(layer.module)) in network.trusted_layers and layer.in_graph()
         ]
         covered = {i for layer in self._layers for i in (layer.weight, layer.bias)}
-        self._rest = [i for i in range(self._count) if i not in covered]
+        self._rest = [i for i in range(len(parameters)) if i not in covered]
         # Tensors and gradient edges; torch's annotations know lists of the one or the other.
         self.tensors: list[Any] = [z for layer in self._layers for z in layer.outputs]
         self.tensors += [parameters[i] for i in self._rest]
@@ -140,18 +141,28 @@ class Reach:
         return self.to_parameters(found)
 
     def to_parameters(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """From a derivative towards `tensors` to one towards the parameters."""
-        pieces: list[Tensor | None] = [None] * self._count
+        """From a derivative towards `tensors` to one towards the parameters.
+
+        On a CPU they are written where they belong in a vector, which saves a copy of all of it.
+        On a GPU they are not: its kernels want pieces that begin evenly, and copy quickly.
+        """
+        pieces: list[Tensor | None] = [None] * len(self._parameters.tensors)
+        places, vector = list(pieces), None
+        if self._parameters.device.type == "cpu":
+            vector = self._parameters.empty()
+            places[:] = self._parameters.pieces(vector)
         jobs, start = [], 0
         for layer in self._layers:
             own = cotangents[start : (start := start + len(layer.outputs))]
-            jobs.append(partial(layer.to_parameters, own))
+            jobs.append(partial(layer.to_parameters, own, places))
         for found in _side_by_side(jobs):
             for i, piece in found:
                 pieces[i] = piece
         for i, cotangent in zip(self._rest, cotangents[start:], strict=True):
-            pieces[i] = cotangent
-        return pieces
+            pieces[i] = _written(cotangent, places[i])
+        if vector is None or any(piece is None for piece in pieces):
+            return pieces
+        return Pieces(vector, pieces)
 
     def from_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """From a direction in the parameters to the one that it causes in `tensors`."""
@@ -173,8 +184,15 @@ class _Factored:
         self._rows = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(module.weight.dtype)
         self._ones = self._rows.new_ones(len(self._rows))
 
-    def to_parameters(self, deltas: Sequence[Tensor | None]) -> list[tuple[int, Tensor]]:
-        """(place, gradient) of weight and bias."""
+    def to_parameters(
+        self, deltas: Sequence[Tensor | None], places: Sequence[Tensor | None]
+    ) -> list[tuple[int, Tensor]]:
+        """(position, gradient) of weight and bias.
+
+        Args:
+            deltas: δ of each call; None where nothing depends on it.
+            places: where the gradient of each parameter is to be written; None for anywhere.
+        """
         if all(delta is None for delta in deltas):
             return []
         rows = [
@@ -184,17 +202,18 @@ class _Factored:
         delta = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(self._rows.dtype)
         found = []
         if self.weight is not None:
-            found.append((self.weight, delta.t() @ self._rows))
+            place = places[self.weight]
+            found.append((self.weight, torch.mm(delta.t(), self._rows, out=place)))
         if self.bias is not None:
             # A product, because on a GPU a sum over rows takes several times as long.
-            found.append((self.bias, self._ones @ delta))
+            found.append((self.bias, torch.mv(delta.t(), self._ones, out=places[self.bias])))
         return found
 
     def from_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """Dz of each call."""
         bias = None if self.bias is None else pieces[self.bias]
         if self.weight is not None:
-            moved = F.linear(self._rows, pieces[self.weight], bias)
+            moved = _linear(self._rows, pieces[self.weight], bias)
         else:
             assert bias is not None
             moved = bias.expand(len(self._rows), -1)
@@ -203,6 +222,18 @@ class _Factored:
             dz.reshape(shape).to(dtype)
             for (shape, dtype), dz in zip(self._kinds, moved.split(sizes), strict=True)
         ]
+
+
+def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None or rows.is_cuda:
+        return F.linear(rows, weight, bias)
+    # On a CPU torch copies the bias to every row first; to add it afterwards takes less.
+    return torch.mm(rows, weight.t()).add_(bias)
+
+
+def _written(cotangent: Tensor | None, place: Tensor | None) -> Tensor | None:
+    """The cotangent, at its place where there is one."""
+    return cotangent if cotangent is None or place is None else place.copy_(cotangent)
 
 
 def _side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
@@ -284,7 +315,8 @@ def trusted_layers(
         own = deltas[start : (start := start + len(layer.outputs))]
         if not layer.is_all_of(uses, own):
             continue
-        gradients = _Factored(layer, position).to_parameters(own)
+        anywhere = [None] * len(position)
+        gradients = _Factored(layer, position).to_parameters(own, anywhere)
         # A gradient of zero proves nothing.
         if gradients and all(_agrees(gradient, exact[i], tolerance) for i, gradient in gradients):
             found.add(names[id(layer.module)])

@@ -15,6 +15,14 @@ from torch import Tensor
 SUPPORTED_DTYPES = (torch.float32, torch.float64)
 
 
+class Pieces(list["Tensor | None"]):
+    """Pieces of a vector [n] that was made for them: to join them takes no copy."""
+
+    def __init__(self, vector: Tensor, pieces: Iterable[Tensor | None]) -> None:
+        super().__init__(pieces)
+        self.vector = vector
+
+
 class FlatParameters:
     """The trainable tensors of a model, seen as one vector of `numel` numbers.
 
@@ -69,8 +77,14 @@ class FlatParameters:
         parts = torch.split(vector, self.sizes)
         return [part.view(p.shape) for part, p in zip(parts, self.tensors, strict=True)]
 
+    def empty(self) -> Tensor:
+        """A new vector [n] of whatever numbers."""
+        return torch.empty(self.numel, dtype=self.dtype, device=self.device)
+
     def flatten(self, pieces: Sequence[Tensor | None]) -> Tensor:
         """A new vector [n] out of pieces shaped like the parameters; None counts as zeros."""
+        if isinstance(pieces, Pieces):
+            return pieces.vector
         return torch.cat(
             [
                 p.new_zeros(p.numel()) if piece is None else piece.reshape(-1)
