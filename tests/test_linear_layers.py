@@ -249,3 +249,44 @@ def test_outputs_that_autograd_has_no_use_for_are_let_go() -> None:
     layers.clear()
     assert hidden() is None
     assert all(gradient is not None for gradient in reach.gradients(losses))
+
+
+def test_on_a_cpu_gradients_are_pieces_of_one_vector_of_their_own() -> None:
+    _, objective, batch = made("convolution")
+    network = objective.network
+
+    def gradients() -> list[Tensor | None]:
+        with recorded_linear_layers(network.eager) as layers:
+            losses = network.sample_losses(batch)
+        return Reach(network, layers).gradients(losses)
+
+    pieces = gradients()
+    vector = network.parameters.flatten(pieces)
+    assert vector.data_ptr() == (pieces[0].data_ptr() if pieces[0] is not None else 0)
+    expected = vector.clone()
+    assert network.parameters.flatten(gradients()).data_ptr() != vector.data_ptr()
+    assert torch.equal(vector, expected)
+
+
+def test_what_the_losses_do_not_depend_on_is_zero_in_the_vector() -> None:
+    torch.manual_seed(0)
+
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(INPUTS, OUTPUTS), nn.Linear(INPUTS, OUTPUTS)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.used(x)
+            return result
+
+    objective = Objective(Unused(), nn.MSELoss())
+    batch = Batch(torch.randn(SAMPLES, INPUTS), torch.randn(SAMPLES, OUTPUTS), SAMPLES)
+    objective.probe(batch)
+    with recorded_linear_layers(objective.network.eager) as layers:
+        losses = objective.network.sample_losses(batch)
+    found = Reach(objective.network, layers).gradients(losses)
+    assert [piece is None for piece in found] == [False, False, True, True]
+    vector = objective.parameters.flatten(found)
+    assert vector[: INPUTS * OUTPUTS].any()
+    assert not vector[(INPUTS + 1) * OUTPUTS :].any()
