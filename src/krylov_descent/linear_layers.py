@@ -182,7 +182,7 @@ class _Factored:
         self.bias = position.get(id(module.bias))
         rows = [x.reshape(-1, x.shape[-1]) for x in layer.inputs]
         self._rows = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(module.weight.dtype)
-        self._ones = self._rows.new_ones(len(self._rows))
+        self._ones = self._rows.new_ones(1, len(self._rows))
 
     def to_parameters(
         self, deltas: Sequence[Tensor | None], places: Sequence[Tensor | None]
@@ -202,11 +202,12 @@ class _Factored:
         delta = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(self._rows.dtype)
         found = []
         if self.weight is not None:
-            place = places[self.weight]
-            found.append((self.weight, torch.mm(delta.t(), self._rows, out=place)))
+            found.append((self.weight, torch.mm(delta.t(), self._rows, out=places[self.weight])))
         if self.bias is not None:
+            place = places[self.bias]
+            row = None if place is None else place.unsqueeze(0)
             # A product, because on a GPU a sum over rows takes several times as long.
-            found.append((self.bias, torch.mv(delta.t(), self._ones, out=places[self.bias])))
+            found.append((self.bias, torch.mm(self._ones, delta, out=row).squeeze(0)))
         return found
 
     def from_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
