@@ -30,6 +30,12 @@ def main(arguments: list[str] | None = None) -> int:
     seconds = SECONDS[device.type] if options.seconds is None else options.seconds
     failed: list[str] = []
     chosen = PARTS if options.part == "all" else {options.part: PARTS[options.part]}
+    sections = [section for part in chosen.values() for section in part.sections(device)]
+    if not wanted(sections, options.only):
+        raise SystemExit(
+            f"--only: no section begins with {' or '.join(options.only)}; there are "
+            f"{_some(sections)}"
+        )
     for name, part in chosen.items():
         folder = options.output / result_folder(name, device)
         setting = Setting(device=device, repeats=options.repeats, folder=folder)
@@ -52,7 +58,7 @@ def run(
     """
     device, started = setting.device, time.monotonic()
     left, failed = [], []
-    for section in wanted(part.sections(device), only, name):
+    for section in wanted(part.sections(device), only):
         path = setting.folder / f"{section}.json"
         if part.kept and path.exists():
             continue
@@ -79,14 +85,11 @@ def run(
     return failed
 
 
-def wanted(sections: list[str], only: Sequence[str], part: str) -> list[str]:
+def wanted(sections: list[str], only: Sequence[str]) -> list[str]:
     """The sections that a pattern is the beginning of; all without patterns."""
     if not only:
         return sections
-    chosen = [name for name in sections if any(fnmatch(name, f"{p}*") for p in only)]
-    if not chosen:
-        print(f"{part}: no section begins with {' or '.join(only)}; there are {_some(sections)}")
-    return chosen
+    return [name for name in sections if any(fnmatch(name, f"{p}*") for p in only)]
 
 
 def _some(names: list[str]) -> str:

@@ -261,8 +261,9 @@ def test_on_a_cpu_gradients_are_pieces_of_one_vector_of_their_own() -> None:
         return Reach(network, layers).gradients(losses)
 
     pieces = gradients()
-    vector = network.parameters.flatten(pieces)
-    assert vector.data_ptr() == (pieces[0].data_ptr() if pieces[0] is not None else 0)
+    vector, first = network.parameters.flatten(pieces), pieces[0]
+    assert first is not None
+    assert vector.data_ptr() == first.data_ptr()
     expected = vector.clone()
     assert network.parameters.flatten(gradients()).data_ptr() != vector.data_ptr()
     assert torch.equal(vector, expected)

@@ -82,7 +82,10 @@ class FlatParameters:
         return torch.empty(self.numel, dtype=self.dtype, device=self.device)
 
     def flatten(self, pieces: Sequence[Tensor | None]) -> Tensor:
-        """A new vector [n] out of pieces shaped like the parameters; None counts as zeros."""
+        """A new vector [n] out of pieces shaped like the parameters; None counts as zeros.
+
+        That of `Pieces` is the one that was made for them.
+        """
         if isinstance(pieces, Pieces):
             return pieces.vector
         return torch.cat(

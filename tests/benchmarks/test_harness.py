@@ -111,13 +111,19 @@ def test_what_does_not_fit_the_time_is_left_for_another_call(
     assert "left for another call (--seconds 50 is over): a" in capsys.readouterr().out
 
 
-def test_sections_are_chosen_by_how_they_begin(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sections_are_chosen_by_how_they_begin() -> None:
     names = ["curves.ksd.seed-0", "curves.adam.seed-0", "mnist.ksd.seed-0"]
-    assert harness.wanted(names, [], "part") == names
-    assert harness.wanted(names, ["curves"], "part") == names[:2]
-    assert harness.wanted(names, ["*.ksd"], "part") == [names[0], names[2]]
-    assert harness.wanted(names, ["other"], "part") == []
-    assert "no section begins with other" in capsys.readouterr().out
+    assert harness.wanted(names, []) == names
+    assert harness.wanted(names, ["curves"]) == names[:2]
+    assert harness.wanted(names, ["*.ksd"]) == [names[0], names[2]]
+    assert harness.wanted(names, ["other"]) == []
+
+
+@pytest.mark.parametrize("part", ["all", "product"])
+def test_a_name_that_no_section_has_is_refused(part: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"--only: no section begins with nope.*autoencoder"):
+        harness.main([part, "--only", "nope", "--output", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["--repeats", "0"], ["--device", "tpu"]])
