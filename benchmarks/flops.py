@@ -38,6 +38,11 @@ class LinearStack:
         return LinearStack(tuple(layer.in_features * layer.out_features for layer in layers))
 
     @property
+    def value(self) -> int:
+        """The forward pass."""
+        return 2 * sum(self.weights)
+
+    @property
     def gradient(self) -> int:
         """Value and gradient."""
         return 2 * (3 * sum(self.weights) - self.weights[0])
@@ -55,11 +60,13 @@ class LinearStack:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFlops:
-    """Operations of a KSD step by phase."""
+    """Operations of a KSD step by phase, and those among them that are forward passes."""
 
     gradient: int
     basis: int
     search: int
+    gradient_forward: int
+    search_forward: int
 
     @staticmethod
     def of(
@@ -76,8 +83,14 @@ class StepFlops:
             gradient=samples * stack.gradient_with_squares,
             basis=products * curvature_samples * stack.product,
             search=evaluations * objective_samples * stack.gradient,
+            gradient_forward=samples * stack.value,
+            search_forward=evaluations * objective_samples * stack.value,
         )
 
     def by_phase(self) -> dict[str, int]:
         """Under the names that `StepResult.seconds` has."""
         return {"gradient": self.gradient, "basis": self.basis, "search": self.search}
+
+    def forward_by_phase(self) -> dict[str, int]:
+        """The forward passes; the one before the products is not counted."""
+        return {"gradient": self.gradient_forward, "basis": 0, "search": self.search_forward}

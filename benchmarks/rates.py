@@ -23,12 +23,14 @@ PEAK_SIZE = {"cpu": 2048, "cuda": 8192}
 class GradientRate:
     """Operations a second in torch's own gradient of one batch.
 
-    `captured` is the same as one CUDA graph, without the launches; None on a CPU. The faster of
-    the two is what a step is held against.
+    `precision` is that of the backward pass, `forward` that of the forward pass. `captured` is the
+    same as one CUDA graph, without the launches; None on a CPU. The faster of the two is what a
+    step is held against.
     """
 
     batch: int
     precision: Precision
+    forward: Precision
     eager: float
     captured: float | None
 
@@ -62,29 +64,40 @@ class GradientTimer:
         model: an autoencoder that nobody else uses: autograd remembers a model's streams.
         loss: its loss.
         inputs: the batch, which is also the targets.
-        precision: of the matrix products.
+        precision: of the matrix products in the backward pass.
+        forward: of those in the forward pass.
     """
 
     def __init__(
-        self, model: nn.Module, loss: nn.Module, inputs: Tensor, precision: Precision
+        self,
+        model: nn.Module,
+        loss: nn.Module,
+        inputs: Tensor,
+        precision: Precision,
+        forward: Precision,
     ) -> None:
-        self._gradient = Workload("", model, loss, inputs, inputs).gradient
+        self._workload = Workload("", model, loss, inputs, inputs)
         self._flops = len(inputs) * LinearStack.of(model).gradient
-        self._batch, self._device, self._precision = len(inputs), inputs.device, precision
+        self._batch, self._device = len(inputs), inputs.device
+        self._precision, self._forward = precision, forward
         self._eager: list[float] = []
         self._captured: list[float] = []
         self._replay: Callable[[], None] | None = None
-        with matmul_precision(precision):
-            self._gradient()  # libraries set themselves up
-            if self._device.type == "cuda":
-                self._replay = captured(self._gradient)
+        self._gradient()  # libraries set themselves up
+        if self._device.type == "cuda":
+            self._replay = captured(self._gradient)
+
+    def _gradient(self) -> None:
+        with matmul_precision(self._forward):
+            loss = self._workload.value()
+        with matmul_precision(self._precision):
+            self._workload.backward(loss)
 
     def sample(self) -> None:
         """Once more."""
-        with matmul_precision(self._precision):
-            self._eager.append(timed(self._gradient, self._device)[0])
-            if self._replay is not None:
-                self._captured.append(timed(self._replay, self._device)[0])
+        self._eager.append(timed(self._gradient, self._device)[0])
+        if self._replay is not None:
+            self._captured.append(timed(self._replay, self._device)[0])
 
     def rate(self) -> GradientRate:
         """The medians of all samples as rates."""
@@ -94,7 +107,11 @@ class GradientTimer:
         )
         assert eager is not None
         return GradientRate(
-            batch=self._batch, precision=self._precision, eager=eager, captured=replayed
+            batch=self._batch,
+            precision=self._precision,
+            forward=self._forward,
+            eager=eager,
+            captured=replayed,
         )
 
 

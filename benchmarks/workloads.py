@@ -29,7 +29,15 @@ class Workload:
 
     def gradient(self) -> tuple[Tensor, ...]:
         """What everything is measured in: forward, loss, backward, as torch does it."""
-        loss = self.loss(self.model(self.inputs), self.targets)
+        return self.backward(self.value())
+
+    def value(self) -> Tensor:
+        """Forward and loss."""
+        loss: Tensor = self.loss(self.model(self.inputs), self.targets)
+        return loss
+
+    def backward(self, loss: Tensor) -> tuple[Tensor, ...]:
+        """The rest of a gradient."""
         return torch.autograd.grad(loss, list(self.model.parameters()))
 
 

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from krylov_descent import KSD, Objective, Status
 from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.optimizers.ksd import PREVIOUS_STEP
+from krylov_descent.precision import derivatives_in_tf32
+from krylov_descent.subspace import krylov_basis
 from tests import dense
 from tests.problems import Problem, make
 
@@ -233,6 +235,38 @@ def test_the_noise_of_tf32_is_measured() -> None:
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
     assert noise["tf32"] > 3 * noise["ieee"] > 0
+
+
+def test_tf32_is_for_derivatives_and_not_for_values() -> None:
+    data = torch.randn(512, 64, device=DEVICE), torch.randn(512, 64, device=DEVICE)
+    start = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64)).to(DEVICE)
+    exact, rounded = (
+        KSD(copy.deepcopy(start), nn.MSELoss(), dimension=5, tf32=tf32) for tf32 in (False, True)
+    )
+    first, other = exact.step(data), rounded.step(data)
+    assert (first.loss, first.loss_before) == (other.loss, other.loss_before)
+    assert first.gradient_norm != other.gradient_norm
+    assert other.gradient_norm == pytest.approx(first.gradient_norm, rel=1e-3)
+    # The search goes on until float32's noise, not tf32's.
+    assert other.noise < 3 * first.noise
+    for _ in range(3):  # recorded by now
+        value = rounded.objective.value(data)
+        assert rounded.step(data).loss == pytest.approx(value, rel=1e-6)
+
+
+def test_a_basis_in_tf32_is_orthonormal_to_float32() -> None:
+    data = torch.randn(512, 64, device=DEVICE), torch.randn(512, 64, device=DEVICE)
+    model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64)).to(DEVICE)
+    objective = Objective(model, nn.MSELoss())
+    with derivatives_in_tf32(True):
+        gradient = objective.value_and_gradient(data).gradient
+        product = Curvature("gauss-newton").at(objective, data)
+        found = krylov_basis(product, torch.clone, gradient, None, 20)
+    basis = found.basis.double()
+    assert found.rank == 20
+    torch.testing.assert_close(
+        basis @ basis.t(), torch.eye(20, device=DEVICE, dtype=torch.float64), atol=1e-5, rtol=0
+    )
 
 
 # Memory -------------------------------------------------------------------------------------------

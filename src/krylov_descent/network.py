@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from krylov_descent.batches import Batch, Tree
 from krylov_descent.losses import Loss, OutputHessian, SampleLoss
 from krylov_descent.parameters import FlatParameters
+from krylov_descent.precision import forward_precision
 
 Forward = Callable[[Any, Tree], Tree]
 Call = Callable[[], Any]
@@ -84,7 +85,7 @@ class Network:
 
     def outputs(self, batch: Batch, *, eager: bool = False) -> Tree:
         """The model's outputs for a batch, under the caller's autocast."""
-        with self._ambient, _cudnn_for(self.model), _compiler(off=eager):
+        with self._ambient, forward_precision(), _cudnn_for(self.model), _compiler(off=eager):
             found = self._forward(self.eager if eager else self.model, batch.inputs)
         if found is None:
             raise TypeError("the forward pass returned None: it must return the outputs")
@@ -96,7 +97,7 @@ class Network:
 
     def losses_of(self, outputs: Tree, batch: Batch, *, eager: bool = False) -> Tensor:
         """nᵢ of a batch [size] for outputs that are there already."""
-        with self._ambient, _compiler(off=eager):
+        with self._ambient, forward_precision(), _compiler(off=eager):
             return self.loss.per_sample(outputs, batch.targets, batch.size)
 
     def output_hessian(self, outputs: Tree, batch: Batch) -> OutputHessian:

@@ -1,20 +1,50 @@
-"""TensorFloat-32 for a while, where three digits are enough."""
+"""TensorFloat-32 for derivatives, where three digits are enough, and not for forward passes.
+
+A weight that is rounded is rounded alike for every sample, so a forward pass in tf32 has values and
+derivatives at another point, and no mean over samples makes up for that. What is rounded on the way
+back is a thousandth of the derivative itself.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+SETTINGS: Any = torch.backends.cuda.matmul  # whose annotations lack the setting
+# What torch was set to outside, for each `derivatives_in_tf32` that is under way.
+_outside: list[str] = []
+
 
 @contextmanager
-def matmul_in_tf32(wanted: bool) -> Iterator[None]:
-    """Matrix products of float32 in TensorFloat-32, on GPUs that have it."""
+def derivatives_in_tf32(wanted: bool) -> Iterator[None]:
+    """Matrix products of float32 in TensorFloat-32, on GPUs that have it; not in forward passes."""
     if not wanted:  # to write back what was read would end its being inherited
         yield
         return
-    settings = torch.backends.cuda.matmul
-    before, settings.fp32_precision = settings.fp32_precision, "tf32"
+    _outside.append(SETTINGS.fp32_precision)
+    SETTINGS.fp32_precision = "tf32"
     try:
         yield
     finally:
-        settings.fp32_precision = before
+        SETTINGS.fp32_precision = _outside.pop()
+
+
+@contextmanager
+def forward_precision() -> Iterator[None]:
+    """For a forward pass: the setting as it is outside of `derivatives_in_tf32`."""
+    if not _outside:
+        yield
+        return
+    here, SETTINGS.fp32_precision = SETTINGS.fp32_precision, _outside[-1]
+    try:
+        yield
+    finally:
+        SETTINGS.fp32_precision = here
+
+
+def precisions() -> tuple[str, str]:
+    """The settings now, in a forward pass and elsewhere."""
+    with forward_precision():
+        forward = SETTINGS.fp32_precision
+    return forward, SETTINGS.fp32_precision

@@ -24,6 +24,7 @@ from krylov_descent.batches import Batch
 from krylov_descent.linear_layers import recorded_linear_layers, trusted_layers
 from krylov_descent.losses import LossContractError, first_line
 from krylov_descent.network import Network
+from krylov_descent.precision import forward_precision
 
 PROBE_SAMPLES = 8
 # Rounding differs a little between batch sizes, more in low precision.
@@ -60,7 +61,8 @@ class Findings:
     @property
     def epsilon(self) -> float:
         """Machine epsilon of the coarsest arithmetic in the forward pass, as torch is set now."""
-        return epsilon_of(self.coarsest, self.device)
+        with forward_precision():
+            return epsilon_of(self.coarsest, self.device)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The copy of a model is another model: without a signature it will be probed anew.
@@ -93,7 +95,9 @@ def probe(network: Network, batch: Batch, model_signature: Signature) -> Finding
             again = network.sample_losses(few).detach().double()
             _check_repeats(network.model, whole, again)
             if few.size > 1:
-                _check_halves(network, few, whole, epsilon_of(coarsest, device))
+                with forward_precision():
+                    epsilon = epsilon_of(coarsest, device)
+                _check_halves(network, few, whole, epsilon)
         bytes_per_sample = activation_bytes(network, few)
         with recorded_linear_layers(network.eager) as layers:
             losses = network.sample_losses(few, eager=True)

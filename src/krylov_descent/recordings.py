@@ -26,6 +26,7 @@ from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.losses import first_line
 from krylov_descent.network import Network
 from krylov_descent.parameters import FlatParameters
+from krylov_descent.precision import precisions
 
 LARGEST = 16 << 20
 PULSE_SAMPLES = 8
@@ -71,8 +72,7 @@ class Recordings:
         """Run a few samples both ways: whether they agree, a boolean still on the device."""
         few = batch.rows(0, PULSE_SAMPLES)
         # One for each precision: Hessian-Free may have tf32 for its products alone.
-        precision = torch.backends.cuda.matmul.fp32_precision
-        pulse = self.load(f"pulse in {precision}", _losses, few)
+        pulse = self.load(f"pulse in {precisions()}", _losses, few)
         fresh = self._network.sample_losses(few, eager=True).detach().double()
         if pulse is None:
             return torch.ones((), dtype=torch.bool, device=fresh.device)
@@ -152,7 +152,7 @@ class Recordings:
             tuple((t.shape, t.dtype) for t in copied),
             tuple((t.data_ptr(), t.shape) for t in places),
             network.autocast,
-            torch.backends.cuda.matmul.fp32_precision,
+            precisions(),
         )
 
 

@@ -91,6 +91,7 @@ def test_a_step_by_hand() -> None:
         evaluations=4,
     )
     assert step.by_phase() == {"gradient": 6_000, "basis": 2_880, "search": 1_680}
+    assert step.forward_by_phase() == {"gradient": 1_800, "basis": 0, "search": 720}
 
 
 def test_a_product_on_the_mnist_autoencoder_is_about_1_26_gradients() -> None:

@@ -120,7 +120,9 @@ def test_a_recorded_gradient_is_the_gradient_in_either_precision() -> None:
     before = torch.backends.cuda.matmul.fp32_precision
     precisions: tuple[rates.Precision, ...] = ("float32", "tf32")
     for precision in precisions:
-        timer = rates.GradientTimer(model, problem.criterion, problem.train[0], precision)
+        timer = rates.GradientTimer(
+            model, problem.criterion, problem.train[0], precision, "float32"
+        )
         timer.sample()
         found = timer.rate()
         assert found.captured is not None

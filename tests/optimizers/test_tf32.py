@@ -4,26 +4,38 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from krylov_descent import KSD, HessianFree, Status
+from krylov_descent.precision import SETTINGS, derivatives_in_tf32, forward_precision, precisions
 from tests.optimizers.nets import classes, net
-
-SETTINGS: Any = torch.backends.cuda.matmul  # whose annotations lack the setting
 
 
 class Watched:
-    """A forward pass that notes the precision it runs in, as long as it works."""
+    """A forward pass that notes the precision it runs in, forward and back, as long as it works."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, bool]] = []
+        self.forward: list[str] = []
+        self.backward: list[str] = []
         self.works = True
 
     def __call__(self, model: nn.Module, inputs: Any) -> Any:
         if not self.works:
             raise RuntimeError("broken")
-        self.seen.append((SETTINGS.fp32_precision, torch.is_grad_enabled()))
-        return model(inputs)
+        self.forward.append(SETTINGS.fp32_precision)
+        return _Noting.apply(model(inputs), self.backward)  # type: ignore[no-untyped-call]
+
+
+class _Noting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seen: list[str]) -> Tensor:
+        ctx.seen = seen
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None]:
+        ctx.seen.append(SETTINGS.fp32_precision)
+        return delta.clone(), None
 
 
 @pytest.mark.parametrize("kind", [KSD, HessianFree])
@@ -36,24 +48,48 @@ def test_the_setting_is_put_back_also_after_an_error(kind: Any) -> None:
     with pytest.raises(RuntimeError, match="broken"):
         optimizer.step(classes())
     assert SETTINGS.fp32_precision == before
+    assert precisions() == (before, before)
 
 
-def test_ksd_has_it_for_gradient_and_products_and_not_for_the_search() -> None:
+def test_ksd_has_it_for_everything_but_forward_passes() -> None:
     before, forward = SETTINGS.fp32_precision, Watched()
-    KSD(net(), nn.CrossEntropyLoss(), forward=forward, tf32=True).step(classes())
-    seen = [precision for precision, _ in forward.seen]
-    searched = seen.index(before)  # the first evaluation of the search
-    assert set(seen[:searched]) == {"tf32"}
-    assert set(seen[searched:]) == {before}
+    optimizer = KSD(net(), nn.CrossEntropyLoss(), forward=forward, tf32=True)
+    result = optimizer.step(classes())
+    assert set(forward.forward) == {before}
+    assert set(forward.backward) == {"tf32"}
+    assert len(forward.backward) > result.products + result.evaluations
 
 
 def test_hessian_free_has_it_for_products_alone() -> None:
     before, forward = SETTINGS.fp32_precision, Watched()
     optimizer = HessianFree(net(), nn.CrossEntropyLoss(), forward=forward, tf32=True)
     optimizer.step(classes())
-    forward.seen.clear()
-    optimizer.step(classes())  # without the checks of the first one
-    (gradient, linearization), values = forward.seen[:2], forward.seen[2:]
-    assert gradient == (before, True)
-    assert linearization == ("tf32", True)
-    assert set(values) == {(before, False)}
+    forward.backward.clear()
+    result = optimizer.step(classes())  # without the checks of the first one
+    assert set(forward.forward) == {before}
+    gradient, products = forward.backward[0], forward.backward[1:]
+    assert gradient == before
+    assert set(products) == {"tf32"}
+    assert len(products) > result.products
+
+
+def test_without_it_nothing_is_set() -> None:
+    forward = Watched()
+    before = SETTINGS.fp32_precision
+    KSD(net(), nn.CrossEntropyLoss(), forward=forward).step(classes())
+    assert {*forward.forward, *forward.backward} == {before}
+
+
+def test_a_forward_pass_has_the_setting_of_outside() -> None:
+    before = SETTINGS.fp32_precision
+    try:
+        for outside in ("ieee", "tf32"):
+            SETTINGS.fp32_precision = outside
+            with derivatives_in_tf32(True):
+                assert precisions() == (outside, "tf32")
+                with forward_precision():
+                    assert SETTINGS.fp32_precision == outside
+                assert SETTINGS.fp32_precision == "tf32"
+            assert precisions() == (outside, outside)
+    finally:
+        SETTINGS.fp32_precision = before

@@ -18,7 +18,7 @@ from krylov_descent.objective import Objective
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
-from krylov_descent.precision import matmul_in_tf32
+from krylov_descent.precision import derivatives_in_tf32
 from krylov_descent.sums import Evaluation
 
 LAST_ITERATE = "last_iterate"  # of CG, not the one that was chosen
@@ -64,7 +64,7 @@ class HessianFree(DataOptimizer):
         cuda_graphs: on a GPU, record products and evaluations once and replay them; False to run
             them as they are.
         tf32: on a GPU, curvature products in TensorFloat-32: faster for large layers, with three
-            digits. Gradient and values keep torch's own setting.
+            digits. Gradient and forward passes keep torch's own setting.
 
     Under an initialised process group (`torchrun`) each rank gives its own part of the data to
     `step` and gets the result of one process on all of them.
@@ -275,7 +275,7 @@ class _Step:
         preconditioner = found.squares.add_(damping).pow_(PRECONDITIONER_POWER)
         product = optimizer.curvature.at(self.objective, chunk)
         start = optimizer._get_vector(LAST_ITERATE)
-        with matmul_in_tf32(optimizer.tf32):
+        with derivatives_in_tf32(optimizer.tf32):
             solution = conjugate_gradient(
                 lambda v: product(v).add_(v, alpha=damping),
                 found.gradient,

@@ -24,7 +24,7 @@ from krylov_descent.optimizers.ksd_spaces import (
     objective_in,
 )
 from krylov_descent.optimizers.result import Status, StepResult
-from krylov_descent.precision import matmul_in_tf32
+from krylov_descent.precision import derivatives_in_tf32
 from krylov_descent.preconditioner import Preconditioner, make_preconditioner
 from krylov_descent.subsets import Reservoir, Size, SubsetSizes, draw
 from krylov_descent.subspace import Coordinates
@@ -68,9 +68,9 @@ class KSD(DataOptimizer):
             free memory on a GPU by default.
         cuda_graphs: on a GPU, record products and evaluations once and replay them; False to run
             them as they are.
-        tf32: on a GPU, gradient, preconditioner and products in TensorFloat-32: several times as
-            fast for large layers, with three digits. Evaluations keep torch's own setting, so what
-            is minimised stays exact.
+        tf32: on a GPU, backward passes and curvature products in TensorFloat-32: several times as
+            fast for large layers, with three digits. Forward passes keep torch's own setting, so
+            what is minimised stays exact.
         basis: "replicated" keeps the whole basis on every rank; "sharded" keeps a slice of each
             vector, and sends vectors in each evaluation (see below).
         basis_dtype: torch.bfloat16 to keep the basis in half the memory of float32.
@@ -210,7 +210,7 @@ class KSD(DataOptimizer):
         """
         if not self._wants_to_step(data, closure):
             return None
-        with self._working() as objective:
+        with self._working() as objective, derivatives_in_tf32(self.tf32):
             return _Step(self, objective).run(data, curvature_data, objective_data)
 
     def _options(self) -> dict[str, Any]:
@@ -243,10 +243,9 @@ class _Step:
         account = self.account
         # Lines 3-5. The sets; gradient g and preconditioner D on A.
         self.ranks.enter("gradient")
-        with matmul_in_tf32(self.optimizer.tf32):
-            found, curvature_set, objective_set = self.gradient_and_sets(
-                data, curvature_data, objective_data
-            )
+        found, curvature_set, objective_set = self.gradient_and_sets(
+            data, curvature_data, objective_data
+        )
         norm = self.ranks.agreed_number(float(found.gradient.norm()))
         account.note(gradient_norm=norm)
         if not math.isfinite(found.value):
@@ -262,8 +261,7 @@ class _Step:
 
         # Lines 6-9. Basis V and projected curvature on B; coordinates in which it is round.
         self.ranks.enter("basis")
-        with matmul_in_tf32(self.optimizer.tf32):
-            subspace = self.subspace(curvature_set, found.gradient)
+        subspace = self.subspace(curvature_set, found.gradient)
         del found
         if not bool(subspace.curvature.isfinite().all()):
             self.ranks.end_together()  # with an error, if that is what made a product NaN
