@@ -4,6 +4,7 @@
 """
 
 import copy
+import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -252,6 +253,18 @@ def test_tf32_is_for_derivatives_and_not_for_values() -> None:
     for _ in range(3):  # recorded by now
         value = rounded.objective.value(data)
         assert rounded.step(data).loss == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rounding_to_tf32_is_no_missing_derivative(seed: int) -> None:
+    """The check of double backward knows the precision: no warning, and the graphs are kept."""
+    torch.manual_seed(seed)
+    sizes = 784, 400, 200, 400, 784
+    layers = [m for a, b in itertools.pairwise(sizes) for m in (nn.Linear(a, b), nn.Sigmoid())]
+    x = torch.rand(64, 784, device=DEVICE)
+    model = nn.Sequential(*layers[:-1]).to(DEVICE)
+    result = KSD(model, nn.BCEWithLogitsLoss(), dimension=3, tf32=True).step((x, x))
+    assert result.graphs_kept
 
 
 def test_a_basis_in_tf32_is_orthonormal_to_float32() -> None:

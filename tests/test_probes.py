@@ -1,6 +1,7 @@
 """Is it a mean over independent samples, and what does it need?"""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from krylov_descent.curvature import Curvature
 from krylov_descent.losses import LossContractError
 from krylov_descent.objective import Objective
+from krylov_descent.precision import derivatives_in_tf32
 from krylov_descent.probes import PROBE_SAMPLES, buffers_kept
 from tests.problems import PAIRS, make
 
@@ -292,6 +294,16 @@ def test_buffers_kept_restores_the_very_tensors(between: nn.Module) -> None:
 
 
 # Findings -----------------------------------------------------------------------------------------
+
+
+def test_values_and_derivatives_have_an_epsilon_each() -> None:
+    objective = Objective(_net(), nn.MSELoss())
+    objective.value(DATA)
+    found = dataclasses.replace(objective.findings, device=torch.device("cuda"))
+    float32 = torch.finfo(torch.float32).eps
+    assert (found.epsilon, found.derivative_epsilon) == (float32, float32)
+    with derivatives_in_tf32(True):
+        assert (found.epsilon, found.derivative_epsilon) == (float32, 2.0**-10)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,11 @@ class Findings:
         with forward_precision():
             return epsilon_of(self.coarsest, self.device)
 
+    @property
+    def derivative_epsilon(self) -> float:
+        """The same of a backward pass, which may have tf32 where the forward pass has not."""
+        return epsilon_of(self.coarsest, self.device)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # The copy of a model is another model: without a signature it will be probed anew.
         rest = [getattr(self, field.name) for field in fields(self)[1:]]
