@@ -1,6 +1,9 @@
 """One thread for a while, and then as many as before, whatever happened."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,13 +34,43 @@ def test_an_error_does_not_leave_one_thread_behind() -> None:
     assert torch.get_num_threads() == THREADS
 
 
-def test_the_small_algebra_of_a_step_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, eigh = [], torch.linalg.eigh
+# What the host does in a step on a GPU, as far as it needs none. Torch makes its threads when it
+# first has work for them.
+HOST_WORK = """
+import os, torch
+from krylov_descent.batches import Batch, InMemory
+from krylov_descent.bfgs import minimize_bfgs
+from krylov_descent.noise import noise_of_sum
+from krylov_descent.subsets import SubsetSizes, draw
+from krylov_descent.subspace import Coordinates, cut
 
-    def watched(matrix: torch.Tensor) -> object:
-        seen.append(torch.get_num_threads())
-        return eigh(matrix)
+def threads():
+    return len(os.listdir("/proc/self/task"))
 
-    monkeypatch.setattr(torch.linalg, "eigh", watched)
-    Coordinates(torch.eye(3, dtype=torch.float64), 1e-4)
-    assert seen == [1]
+torch.set_num_threads(3)
+generator = torch.Generator().manual_seed(0)
+samples = InMemory(Batch(torch.empty(100_000, 0), torch.empty(100_000, 0), 100_000))
+basis, curvature = torch.randn(81, 81), torch.eye(81)
+before = threads()
+draw(samples, SubsetSizes(100, 100, 80), generator)
+coordinates = Coordinates(cut(basis, curvature).curvature, 1e-4)
+noise_of_sum(torch.randn(4, 7_500, dtype=torch.float64, generator=generator))
+
+def function(a):
+    moved = coordinates.to_basis(a)
+    return float(moved @ moved), coordinates.from_gradient(2 * moved)
+
+start = torch.ones(81, dtype=torch.float64)
+minimize_bfgs(function, start, initial=function(start), max_iterations=5, noise=0.0)
+assert threads() == before, f"{threads() - before} threads were made"
+torch.tril(torch.randn(200, 200))
+assert threads() > before, "the count sees no threads"
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_the_host_wakes_no_thread_between_waits_for_a_gpu() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HOST_WORK], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ import torch
 
 from krylov_descent.batches import Batch, InMemory, Nothing, Samples, join
 from krylov_descent.distributed import Shard
+from krylov_descent.threads import one_thread
 
 ChunkSize = int | float | Literal["auto"]
 # The part of CURVES that Martens takes (5,000 of 20,000), and what is too few to be any use.
@@ -66,8 +67,9 @@ def cycled_chunk(
     shard = shard or Shard(0, total, total)
     if not samples.indexed:
         return _window(samples, shard, length, position)
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-    own = shard.own(order.roll(-position)[:length])
+    with one_thread():
+        order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+        own = shard.own(order.roll(-position)[:length])
     return samples.select(own) if len(own) else Nothing()
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from krylov_descent.batches import Batch, InMemory, Nothing, Samples, join
 from krylov_descent.distributed import Ranks, Shard
+from krylov_descent.threads import one_thread
 
 Size = int | float | Literal["auto", "paper"]
 # Below this a tenth of the samples is too few to say anything about curvature.
@@ -126,7 +127,8 @@ def draw(
     shard = shard or Shard(0, len(samples), len(samples))
     total = shard.total
     wanted_b, wanted_c = sizes.of(total)
-    order = torch.randperm(total, generator=generator)
+    with one_thread():
+        order = torch.randperm(total, generator=generator)
     curvature = _select(samples, shard.own(order[:wanted_b]))
     if wanted_b == wanted_c == total:
         return curvature, curvature

@@ -152,10 +152,10 @@ def cut(basis: Tensor, curvature: Tensor, *, stays: bool = False) -> Subspace:
     """
     # Not any(dim=1), which makes a boolean copy of the whole basis: (K + 1)/4 vectors.
     kept = (torch.linalg.vector_norm(basis, dim=1) != 0).cpu()
-    # By NumPy: torch's tril wakes all threads of the CPU, which takes it a millisecond.
-    lower = np.tril(curvature.to("cpu", torch.float64)[kept][:, kept].numpy())
-    symmetric = torch.from_numpy(lower + np.tril(lower, -1).T)
     rows = kept.nonzero()[:, 0].tolist()
+    # By NumPy: torch's tril and indices wake all threads of the CPU (see `threads`).
+    lower = np.tril(curvature.to("cpu", torch.float64).numpy()[np.ix_(rows, rows)])
+    symmetric = torch.from_numpy(lower + np.tril(lower, -1).T)
     for slot, row in enumerate(rows):
         if slot != row:
             basis[slot] = basis[row]

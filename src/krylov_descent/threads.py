@@ -8,10 +8,11 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch's linear algebra on the calling thread alone.
+    """Torch's work on the calling thread alone.
 
-    For matrices of a few dozen rows, between waits for a GPU: by then the other threads are
-    asleep, and `eigh` of 81 rows, which takes one thread 1.5 ms, took sixteen up to 140 ms.
+    For small things between waits for a GPU: by then the other threads are asleep, and `eigh` of
+    81 rows, which takes one thread 1.5 ms, took sixteen up to 140 ms. Once awake they keep looking
+    for work, which held up a step by 20 ms more.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
