@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.basis import Placement, Storage, StoredBasis
-from krylov_descent.subspace import BREAKDOWN_UNITS, Product
+from krylov_descent.subspace import BREAKDOWN_UNITS, Product, curvature_between
 
 
 class StoredSubspace:
@@ -131,11 +131,9 @@ def _cut(
     rows: StoredBasis, placement: Placement, alive: Tensor, curvature: Tensor
 ) -> StoredSubspace:
     """Leave out the rows that vanished; the lower triangle of H̄ is the whole of it."""
-    kept = (alive != 0).cpu()
-    lower = curvature.to("cpu", torch.float64)[kept][:, kept].tril()
-    symmetric = lower + lower.tril(-1).t()
-    for slot, row in enumerate(kept.nonzero()[:, 0].tolist()):
+    kept = (alive != 0).cpu().nonzero()[:, 0].tolist()
+    for slot, row in enumerate(kept):
         if slot != row:
             rows.move(row, slot)
-    rows.cut(int(kept.sum()))
-    return StoredSubspace(rows, placement, symmetric)
+    rows.cut(len(kept))
+    return StoredSubspace(rows, placement, curvature_between(kept, curvature))

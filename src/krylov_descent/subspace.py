@@ -6,7 +6,7 @@ is the further preconditioning of Algorithm 3: H̄ with floored eigenvalues, Ĥ 
 V̄ = VC⁻ᵀ. V̄ is never formed; C⁻ᵀ acts on the small vectors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -153,13 +153,18 @@ def cut(basis: Tensor, curvature: Tensor, *, stays: bool = False) -> Subspace:
     # Not any(dim=1), which makes a boolean copy of the whole basis: (K + 1)/4 vectors.
     kept = (torch.linalg.vector_norm(basis, dim=1) != 0).cpu()
     rows = kept.nonzero()[:, 0].tolist()
-    # By NumPy: torch's tril and indices wake all threads of the CPU (see `threads`).
-    lower = np.tril(curvature.to("cpu", torch.float64).numpy()[np.ix_(rows, rows)])
-    symmetric = torch.from_numpy(lower + np.tril(lower, -1).T)
     for slot, row in enumerate(rows):
         if slot != row:
             basis[slot] = basis[row]
-    return Subspace(basis[: len(rows)], symmetric, basis if stays else None)
+    between = curvature_between(rows, curvature)
+    return Subspace(basis[: len(rows)], between, basis if stays else None)
+
+
+def curvature_between(rows: Sequence[int], curvature: Tensor) -> Tensor:
+    """H̄ of these rows alone, symmetric, from its lower triangle; float64 on the CPU."""
+    # By NumPy: torch's tril and indices wake all threads of the CPU (see `threads`).
+    lower = np.tril(curvature.to("cpu", torch.float64).numpy()[np.ix_(rows, rows)])
+    return torch.from_numpy(lower + np.tril(lower, -1).T)
 
 
 class Coordinates:
