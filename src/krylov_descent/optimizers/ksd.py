@@ -31,6 +31,10 @@ from krylov_descent.subspace import Coordinates
 from krylov_descent.sums import Evaluation
 
 PREVIOUS_STEP = "previous_step"
+# The paper floors H̄ at ε of its largest eigenvalue, as it does D. Late in training the directions
+# that still matter have less curvature than that, and the search must find out what the floor hid:
+# 15 evaluations where 6 do. The Hessian's eigenvalues may be negative, and for these ε is a length.
+SEMIDEFINITE_FLOOR = 0.01
 SCALED_AWAY = "the step scaled by `lr` is no decrease; the parameters are unchanged"
 
 
@@ -57,7 +61,8 @@ class KSD(DataOptimizer):
             sets of that size do not fit), "paper" (N/K), a number of samples, a fraction of them,
             or a pair of these for B and C.
         bfgs_iterations: the most iterations of the search.
-        epsilon: floor of preconditioner and projected curvature, relative to their largest entry.
+        epsilon: floor of the preconditioner, relative to its largest entry, and of the Hessian's
+            eigenvalues in the subspace; those of the other curvatures have a hundredth of it.
         weight_decay: λ of the L2 term ½λ‖θ‖², which belongs to the objective.
         lr: scales the step that the search found; for schedulers. Leave it at 1.
         seed: of the random sets.
@@ -266,7 +271,7 @@ class _Step:
         if not bool(subspace.curvature.isfinite().all()):
             self.ranks.end_together()  # with an error, if that is what made a product NaN
             return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
-        coordinates = Coordinates(subspace.curvature, self.optimizer.epsilon)
+        coordinates = Coordinates(subspace.curvature, self.curvature_floor)
         account.note(ritz_values=tuple(coordinates.ritz_values.tolist()))
 
         # Lines 10-13. The best point a* of the subspace on C; d_prev ← V̄a*, θ ← θ + d_prev.
@@ -338,6 +343,12 @@ class _Step:
         self.account.count(product.products * product.samples)
         self.account.lap("basis")
         return subspace
+
+    @property
+    def curvature_floor(self) -> float:
+        """Of H̄'s eigenvalues, relative to the largest."""
+        semidefinite = self.optimizer.curvature.kind != "hessian"
+        return self.optimizer.epsilon * (SEMIDEFINITE_FLOOR if semidefinite else 1.0)
 
     def search(self, function: Function, start: float, gradient: Tensor) -> BFGSResult | None:
         """BFGS from a = 0, given value and gradient there; None where they are not finite."""
