@@ -105,8 +105,9 @@ def _milliseconds(found: Spread) -> str:
 def _caption(sections: Sections) -> str:
     section = next(iter(sections.values()))
     settings = section["settings"]
+    repeats = sorted({one["settings"]["repeats"] for one in sections.values()})
     return (
-        f"Warm steps, median of {settings['repeats']} (lowest to highest), each with "
+        f"Warm steps, median of {' or '.join(map(str, repeats))} (lowest to highest), each with "
         f"{settings['evaluations']} evaluations in its search. The floor is the step's "
         "matrix products at the rate of torch's plain gradient at the same batch size, measured "
         f"between the steps. {sentence(section['environment'])}."

@@ -110,6 +110,9 @@ def test_the_tables_show_measured_floor_and_what_is_left(measured: dict[str, Any
     phases = step_tables.phase_table(sections, CPU)
     assert f"| {1e3 * floor:.2f} | {1e3 * whole:.2f} | {1e3 * (whole - floor):.2f} |" in phases
     assert phases.count("**Tiny, K = 3") == 1
+    settings = measured["settings"] | {"repeats": 5}
+    mixed = sections | {"later": measured | {"settings": settings}}
+    assert "median of 3 or 5 (lowest" in step_tables.summary_table(mixed, CPU)
 
 
 @pytest.mark.gpu

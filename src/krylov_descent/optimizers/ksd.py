@@ -33,7 +33,7 @@ from krylov_descent.sums import Evaluation
 PREVIOUS_STEP = "previous_step"
 # The paper floors H̄ at ε of its largest eigenvalue, as it does D. Late in training the directions
 # that still matter have less curvature than that, and the search must find out what the floor hid:
-# 15 evaluations where 6 do. The Hessian's eigenvalues may be negative, and for these ε is a length.
+# 15 evaluations where 6 do. Where the Hessian's are negative, the floor alone says how far to go.
 SEMIDEFINITE_FLOOR = 0.01
 SCALED_AWAY = "the step scaled by `lr` is no decrease; the parameters are unchanged"
 
