@@ -20,7 +20,7 @@ demo: $(VENV)/.installed-lab ## Train a small autoencoder with five optimisers; 
 	@$(VENV)/bin/ksd compare curves --small --seconds 15 --folder demo
 
 test: $(VENV)/.installed-dev ## Run the tests (those that need a GPU are skipped by name)
-	@$(VENV)/bin/python -m pytest -q -rs --no-fold-skipped
+	@$(VENV)/bin/python -m pytest -q -rsfE --no-fold-skipped
 
 # GPU machines often allow no installation: an interpreter that already sees a GPU is used as it is.
 # Only the files that hold GPU tests are collected, so the others' imports need not be there.
@@ -40,7 +40,7 @@ test-gpu: ## Run the tests that need a GPU, with PYTHON itself where its torch s
 	fi; \
 	files=$$(grep -rlE --include='test_*.py' '^[^#]*mark\.gpu' tests) || \
 	  { echo "make test-gpu: no test is marked with pytest.mark.gpu" >&2; exit 1; }; \
-	PYTHONPATH=src $$python -m pytest -q -rs -m gpu $$files
+	PYTHONPATH=src $$python -m pytest -q -rsfE -m gpu $$files
 
 lint: $(VENV)/.installed-dev ## Check style, formatting and types
 	@$(VENV)/bin/ruff check $(CODE)

@@ -1,6 +1,8 @@
 """The command `ksd`, of which rank 1 is killed in the middle of a step, unless it is started anew.
 
-Run by torchrun; the words after the script are the command's.
+Run by torchrun, which asks rank 0 to end when it sees rank 1 dead, be it a moment before rank 0 has
+seen that itself and said so: rank 0 ends of its own accord here. The words after the script are the
+command's.
 """
 
 import os
@@ -31,6 +33,9 @@ def die_after(passes: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        die_after(FORWARD_PASSES)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if os.environ["RANK"] == "1":
+            die_after(FORWARD_PASSES)
+        else:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
     main(sys.argv[1:])

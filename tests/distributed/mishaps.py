@@ -15,6 +15,8 @@ from krylov_descent.optimizers.base import DataOptimizer
 from tests.distributed.work import SAMPLES, make, own, rank
 from tests.optimizers.nets import classes, net, parameters_of
 
+SLEEP = 8.0  # seconds, of a rank that the others do not wait for
+
 
 class Jitter(TorchFunctionMode):
     """Every inner product comes out a little different, as on another processor."""
@@ -76,7 +78,7 @@ def die() -> None:
 
 
 def sleep() -> None:
-    time.sleep(5)
+    time.sleep(SLEEP)
 
 
 def step_with_a_trap(name: str, trap: Callable[[], None], after: int) -> dict[str, Any]:

@@ -31,16 +31,16 @@ SETTINGS: list[dict[str, Any]] = [
     {"basis": "sharded"},  # by itself a process holds all slices
 ]
 ROUNDED = {"basis_dtype": torch.bfloat16}
-TOO_MUCH = {"preconditioner": "two vectors more"}
+TOO_MUCH = {"preconditioner": "three vectors more"}
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-class TwoVectorsMore(FisherDiagonal):
-    """Holds two vectors too many, which the test must notice."""
+class ThreeVectorsMore(FisherDiagonal):
+    """Holds three vectors too many, which the test must notice."""
 
     def update(self, objective: Objective, data: Any) -> Evaluation:
         found = super().update(objective, data)
-        self.held = [found.gradient.clone(), found.gradient.clone()]
+        self.held = [found.gradient.clone() for _ in range(3)]
         return found
 
 
@@ -51,7 +51,7 @@ def data() -> tuple[Tensor, Tensor]:
 def build(settings: dict[str, Any]) -> KSD:
     torch.manual_seed(0)
     if settings == TOO_MUCH:
-        settings = {"preconditioner": TwoVectorsMore()}
+        settings = {"preconditioner": ThreeVectorsMore()}
     model = nn.Sequential(nn.Linear(*WIDTHS[:2]), nn.Tanh(), nn.Linear(*WIDTHS[1:]))
     return KSD(model, nn.MSELoss(), dimension=K, bfgs_iterations=3, **settings)
 
@@ -122,7 +122,7 @@ def test_a_basis_in_bfloat16_takes_half_the_memory(peaks: dict[str, float]) -> N
 
 
 @needs_linux
-def test_two_vectors_more_would_be_noticed(peaks: dict[str, float]) -> None:
+def test_three_vectors_more_would_be_noticed(peaks: dict[str, float]) -> None:
     assert peaks[str(TOO_MUCH)] > K + 8
 
 
