@@ -38,7 +38,13 @@ def stored(
     h, d, g = problem(dtype, size)
     place: Placement = placement(Ranks(CPU), len(g))
     found = stored_krylov_basis(
-        lambda v: h @ v, lambda v: v / d, g, g.flip(0), 6, placement=place, storage=storage
+        lambda v: h @ v,
+        lambda v: v / d,
+        g,
+        [g.flip(0), g.roll(3)],
+        6,
+        placement=place,
+        storage=storage,
     )
     return found, torch.stack([found.rows.get(k) for k in range(found.rank)])
 
@@ -46,11 +52,11 @@ def stored(
 @pytest.mark.parametrize("placement", [Replicated, Sharded])
 def test_in_one_process_it_is_the_basis_of_algorithm_2(placement: type[Replicated]) -> None:
     h, d, g = problem()
-    expected = krylov_basis(lambda v: h @ v, lambda v: v / d, g, g.flip(0), 6)
+    expected = krylov_basis(lambda v: h @ v, lambda v: v / d, g, [g.flip(0), g.roll(3)], 6)
     found, rows = stored(Storage(), placement=placement)
     torch.testing.assert_close(rows, expected.basis, rtol=0, atol=1e-12)
     torch.testing.assert_close(found.curvature, expected.curvature, rtol=0, atol=1e-12)
-    c = torch.linspace(-1, 1, 7, dtype=torch.float64)
+    c = torch.linspace(-1, 1, 8, dtype=torch.float64)
     torch.testing.assert_close(found.combine(c), expected.combine(c))
     torch.testing.assert_close(found.project(g.clone()), expected.project(g))
 
@@ -59,10 +65,10 @@ def test_a_rounded_basis_stays_orthogonal_and_its_curvature_is_of_what_is_stored
     size = 600
     h, _, g = problem(torch.float32, size)
     found, rows = stored(BFLOAT16, torch.float32, size=size)
-    assert found.rank == 7
+    assert found.rank == 8
     # Each entry is rounded by half of 2⁻⁷ at most, and the roundings of a row do not know of the
     # other rows: their inner products are smaller by √n.
-    gram = (rows.double() @ rows.double().t() - torch.eye(7)).abs()
+    gram = (rows.double() @ rows.double().t() - torch.eye(8)).abs()
     assert float(gram.max()) < 2.0**-8
     assert float((gram - gram.diag().diag()).max()) < 2.0**-8 / size**0.5 * 4
     assert torch.equal(rows, rows.bfloat16().float())
@@ -80,7 +86,7 @@ def test_a_direction_within_the_rounding_of_the_rows_is_left_out() -> None:
         torch.clone,
         torch.clone,
         g,
-        g * 2,
+        [g * 2],
         4,
         placement=Replicated(Ranks(CPU), 500),
         storage=BFLOAT16,

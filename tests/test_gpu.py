@@ -274,7 +274,7 @@ def test_a_basis_in_tf32_is_orthonormal_to_float32() -> None:
     with derivatives_in_tf32(True):
         gradient = objective.value_and_gradient(data).gradient
         product = Curvature("gauss-newton").at(objective, data)
-        found = krylov_basis(product, torch.clone, gradient, None, 20)
+        found = krylov_basis(product, torch.clone, gradient, [], 20)
     basis = found.basis.double()
     assert found.rank == 20
     torch.testing.assert_close(

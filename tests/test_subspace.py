@@ -18,7 +18,7 @@ from tests.matrices import eigenbasis, numbers, symmetric
 
 
 def build(
-    H: Tensor, D: Tensor, g: Tensor, d_prev: Tensor | None, dimension: int
+    H: Tensor, D: Tensor, g: Tensor, previous: list[Tensor], dimension: int
 ) -> tuple[Subspace, int]:
     """The subspace of dense H and diagonal D [n], and how many products it took."""
     products = 0
@@ -28,7 +28,7 @@ def build(
         products += 1
         return H @ v
 
-    return krylov_basis(product, lambda v: v / D, g, d_prev, dimension), products
+    return krylov_basis(product, lambda v: v / D, g, list(previous), dimension), products
 
 
 def outside(subspace: Subspace, vector: Tensor) -> float:
@@ -68,6 +68,7 @@ SPECTRA = {
 N = 30
 G = numbers(N, seed=1)
 D_PREV = numbers(N, seed=2)
+PREVIOUS = [[], [D_PREV], [D_PREV, numbers(N, seed=4), numbers(N, seed=5)]]
 ONES = torch.ones(N, dtype=torch.float64)
 DIAGONAL = 0.1 + numbers(N, seed=3).square()
 
@@ -93,7 +94,7 @@ def test_basis_is_orthonormal(
     H = symmetric(make(200)).to(dtype)
     D = (0.01 + numbers(200, seed=3).square()).to(dtype)
     g, d_prev = numbers(200, seed=1).to(dtype), numbers(200, seed=2).to(dtype)
-    subspace, _ = build(H, D, g, d_prev, dimension)
+    subspace, _ = build(H, D, g, [d_prev], dimension)
     assert subspace.basis.dtype == dtype
     assert gram_error(subspace) < (1e-12 if dtype == torch.float64 else 1e-5)
 
@@ -103,7 +104,7 @@ def test_basis_is_orthonormal(
 def test_span_is_the_preconditioned_krylov_space(spectrum: str, D: Tensor) -> None:
     K = 6
     H = symmetric(SPECTRA[spectrum])
-    subspace, products = build(H, D, G, None, K)
+    subspace, products = build(H, D, G, [], K)
 
     powers = [G / D]
     for _ in range(K - 1):
@@ -118,10 +119,11 @@ def test_span_is_the_preconditioned_krylov_space(spectrum: str, D: Tensor) -> No
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
-@pytest.mark.parametrize("d_prev", [None, D_PREV], ids=["first step", "later step"])
-def test_curvature_is_the_dense_projection(spectrum: str, d_prev: Tensor | None) -> None:
+@pytest.mark.parametrize("previous", PREVIOUS, ids=len)
+def test_curvature_is_the_dense_projection(spectrum: str, previous: list[Tensor]) -> None:
     H = symmetric(SPECTRA[spectrum])
-    subspace, _ = build(H, DIAGONAL, G, d_prev, 7)
+    subspace, _ = build(H, DIAGONAL, G, previous, 7)
+    assert subspace.rank == 7 + len(previous)
     V = subspace.basis
     torch.testing.assert_close(subspace.curvature, V @ H @ V.t(), rtol=0, atol=1e-12)
     assert torch.equal(subspace.curvature, subspace.curvature.t())
@@ -129,14 +131,14 @@ def test_curvature_is_the_dense_projection(spectrum: str, d_prev: Tensor | None)
 
 def test_curvature_is_float64_for_float32_vectors() -> None:
     H = symmetric(SPECTRA["positive"]).float()
-    subspace, _ = build(H, ONES.float(), G.float(), D_PREV.float(), 7)
+    subspace, _ = build(H, ONES.float(), G.float(), [D_PREV.float()], 7)
     V = subspace.basis.double()
     assert subspace.curvature.dtype == torch.float64
     torch.testing.assert_close(subspace.curvature, V @ H.double() @ V.t(), rtol=0, atol=1e-5)
 
 
 def test_first_vector_is_the_preconditioned_gradient() -> None:
-    subspace, _ = build(symmetric(SPECTRA["positive"]), DIAGONAL, G, D_PREV, 5)
+    subspace, _ = build(symmetric(SPECTRA["positive"]), DIAGONAL, G, [D_PREV], 5)
     first = G / DIAGONAL
     torch.testing.assert_close(subspace.basis[0], first / first.norm())
 
@@ -145,24 +147,42 @@ def test_first_vector_is_the_preconditioned_gradient() -> None:
 @pytest.mark.parametrize("dimension", [1, 2, 12])
 def test_previous_step_lies_in_the_span(dimension: int, scale: float) -> None:
     H = symmetric(SPECTRA["indefinite"])
-    subspace, products = build(H, DIAGONAL, G, scale * D_PREV, dimension)
+    subspace, products = build(H, DIAGONAL, G, [scale * D_PREV], dimension)
     assert subspace.rank == products == dimension + 1
     assert outside(subspace, D_PREV) < 1e-13
-    without, _ = build(H, DIAGONAL, G, None, dimension)
+    without, _ = build(H, DIAGONAL, G, [], dimension)
     assert outside(without, D_PREV) > 0.1
     # It only adds: the Krylov part is the same.
     assert torch.equal(subspace.basis[:dimension], without.basis)
 
 
+def test_of_previous_steps_those_that_add_something_join() -> None:
+    H, (first, second, third) = symmetric(SPECTRA["indefinite"]), PREVIOUS[2]
+    mixture = first + 2 * second - G / DIAGONAL
+    subspace, products = build(H, DIAGONAL, G, [first, 0 * first, second, mixture, third], 4)
+    assert subspace.rank == products == 4 + 3
+    for step in (first, second, mixture, third):
+        assert outside(subspace, step) < 1e-13
+    expected, _ = build(H, DIAGONAL, G, [first, second, third], 4)
+    torch.testing.assert_close(subspace.basis, expected.basis, rtol=0, atol=1e-13)
+    torch.testing.assert_close(subspace.curvature, expected.curvature, rtol=0, atol=1e-12)
+
+
+def test_the_basis_alone_holds_previous_steps_in_the_end() -> None:
+    joining = [step.clone() for step in PREVIOUS[2]]
+    krylov_basis(torch.clone, torch.clone, G, joining, 2)
+    assert joining == []
+
+
 def test_gradient_and_previous_step_are_not_written_to() -> None:
     g, d_prev = G.clone(), D_PREV.clone()
-    build(symmetric(SPECTRA["positive"]), ONES, g, d_prev, 5)
+    build(symmetric(SPECTRA["positive"]), ONES, g, [d_prev], 5)
     assert torch.equal(g, G)
     assert torch.equal(d_prev, D_PREV)
 
 
 def test_combine_and_project_are_the_basis_and_its_transpose() -> None:
-    subspace, _ = build(symmetric(SPECTRA["positive"]), ONES, G, D_PREV, 4)
+    subspace, _ = build(symmetric(SPECTRA["positive"]), ONES, G, [D_PREV], 4)
     c, v = numbers(5, seed=5), numbers(N, seed=6)
     torch.testing.assert_close(subspace.combine(c), subspace.basis.t() @ c)
     torch.testing.assert_close(subspace.project(v), subspace.basis @ v)
@@ -171,7 +191,7 @@ def test_combine_and_project_are_the_basis_and_its_transpose() -> None:
 
 def test_combine_and_project_keep_vectors_in_their_dtype_and_small_ones_in_float64() -> None:
     H = symmetric(SPECTRA["positive"]).float()
-    subspace, _ = build(H, ONES.float(), G.float(), None, 4)
+    subspace, _ = build(H, ONES.float(), G.float(), [], 4)
     assert subspace.combine(numbers(4)).dtype == torch.float32
     assert subspace.project(G.float()).dtype == torch.float64
 
@@ -202,16 +222,16 @@ BREAKDOWNS: dict[str, tuple[Tensor, Tensor, Tensor, int]] = {
 
 
 @pytest.mark.parametrize("case", BREAKDOWNS)
-@pytest.mark.parametrize("d_prev", [None, D_PREV], ids=["first step", "later step"])
+@pytest.mark.parametrize("previous", PREVIOUS, ids=len)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_breakdown_cuts_the_rank_and_keeps_the_previous_step(
-    case: str, d_prev: Tensor | None, dtype: torch.dtype
+def test_breakdown_cuts_the_rank_and_keeps_previous_steps(
+    case: str, previous: list[Tensor], dtype: torch.dtype
 ) -> None:
     H, D, g, exhausted = BREAKDOWNS[case]
-    previous = None if d_prev is None else d_prev.to(dtype)
-    subspace, products = build(H.to(dtype), D.to(dtype), g.to(dtype), previous, 10)
+    joining = [step.to(dtype) for step in previous]
+    subspace, products = build(H.to(dtype), D.to(dtype), g.to(dtype), joining, 10)
 
-    rank = exhausted + (d_prev is not None)
+    rank = exhausted + len(previous)
     assert subspace.rank == rank
     assert subspace.basis.shape == (rank, N)
     assert subspace.curvature.shape == (rank, rank)
@@ -222,8 +242,8 @@ def test_breakdown_cuts_the_rank_and_keeps_the_previous_step(
     expected = V @ H @ V.t()
     torch.testing.assert_close(subspace.curvature, expected, rtol=0, atol=10 * tolerance)
     assert outside(subspace, g / D) < tolerance
-    if d_prev is not None:
-        assert outside(subspace, d_prev) < tolerance
+    for step in previous:
+        assert outside(subspace, step) < tolerance
 
 
 @pytest.mark.parametrize("which", ["g", "the last Krylov vector", "a mixture"])
@@ -231,29 +251,29 @@ def test_breakdown_cuts_the_rank_and_keeps_the_previous_step(
 def test_previous_step_inside_the_span_is_left_out(which: str, dtype: torch.dtype) -> None:
     H, g = symmetric(SPECTRA["positive"]).to(dtype), G.to(dtype)
     ones = ONES.to(dtype)
-    without, _ = build(H, ones, g, None, 5)
+    without, _ = build(H, ones, g, [], 5)
     inside = {
         "g": -3 * g,
         "the last Krylov vector": without.basis[4],
         "a mixture": without.combine(numbers(5, seed=4)),
     }[which]
-    subspace, products = build(H, ones, g, inside, 5)
+    subspace, products = build(H, ones, g, [inside], 5)
     assert subspace.rank == products == 5
     assert torch.equal(subspace.basis, without.basis)
 
 
 def test_previous_step_nearly_inside_the_span_still_joins() -> None:
     H = symmetric(SPECTRA["positive"])
-    without, _ = build(H, ONES, G, None, 5)
+    without, _ = build(H, ONES, G, [], 5)
     almost = without.combine(numbers(5, seed=4)) + 1e-9 * D_PREV
-    subspace, _ = build(H, ONES, G, almost, 5)
+    subspace, _ = build(H, ONES, G, [almost], 5)
     assert subspace.rank == 6
     assert gram_error(subspace) < 1e-12
     assert outside(subspace, D_PREV) < 1e-5
 
 
 def test_previous_step_of_zeros_adds_nothing() -> None:
-    subspace, _ = build(symmetric(SPECTRA["positive"]), ONES, G, 0 * D_PREV, 5)
+    subspace, _ = build(symmetric(SPECTRA["positive"]), ONES, G, [0 * D_PREV], 5)
     assert subspace.rank == 5
     assert bool(subspace.basis.isfinite().all())
 
@@ -275,7 +295,7 @@ def test_any_shape_gives_an_orthonormal_basis_of_the_right_rank(
     eigenvalues = torch.cat([sign * torch.arange(1.0, rank + 1), torch.zeros(n - rank)])
     ones = torch.ones(n, dtype=torch.float64)
     H, g, d_prev = symmetric(eigenvalues, seed), eigenbasis(n, seed) @ ones, numbers(n, seed=seed)
-    subspace, _ = build(H, ones, g, d_prev if later_step else None, dimension)
+    subspace, _ = build(H, ones, g, [d_prev] if later_step else [], dimension)
     krylov = min(dimension, n, rank + 1)
     assert subspace.rank == min(n, krylov + later_step)
     assert gram_error(subspace) < 1e-12
@@ -296,9 +316,9 @@ LAMBDAS = [0.0, 1e-4, 0.3, 10.0, 1e4]
 def test_cg_solution_of_every_damping_lies_in_the_subspace(K: int, damping: float) -> None:
     H = symmetric(SPECTRA["positive"])
     d = conjugate_gradients(H + damping * torch.diag(ONES), -G, K)
-    subspace, _ = build(H, ONES, G, None, K)
+    subspace, _ = build(H, ONES, G, [], K)
     assert outside(subspace, d) < 1e-10
-    smaller, _ = build(H, ONES, G, None, max(1, K - 1))
+    smaller, _ = build(H, ONES, G, [], max(1, K - 1))
     assert K == 1 or damping > 1e3 or outside(smaller, d) > 1e-6  # it takes all K
 
 
@@ -307,7 +327,7 @@ def test_cg_solution_of_every_damping_lies_in_the_subspace(K: int, damping: floa
 def test_preconditioned_cg_solution_lies_in_the_subspace(K: int, damping: float) -> None:
     H = symmetric(SPECTRA["positive"])
     damped = H + damping * torch.diag(DIAGONAL)
-    subspace, _ = build(H, DIAGONAL, G, None, K)
+    subspace, _ = build(H, DIAGONAL, G, [], K)
     assert outside(subspace, conjugate_gradients(damped, -G, K, DIAGONAL)) < 1e-9
     if damping and K > 1:
         # λD is what is meant: with λI, D-preconditioned CG leaves this subspace.
@@ -319,7 +339,7 @@ def test_damped_newton_step_lies_in_the_subspace_when_k_reaches_n() -> None:
     n = 8
     H = symmetric(torch.linspace(-3, 4, n))
     g = numbers(n, seed=1)
-    subspace, _ = build(H, torch.ones(n, dtype=torch.float64), g, None, n)
+    subspace, _ = build(H, torch.ones(n, dtype=torch.float64), g, [], n)
     assert outside(subspace, torch.linalg.solve(H + 5 * torch.eye(n), g)) < 1e-12
 
 
@@ -340,5 +360,5 @@ def test_a_product_that_is_not_finite_shows_in_the_curvature(where: int, bad: fl
         calls += 1
         return result
 
-    subspace = krylov_basis(product, torch.clone, G, D_PREV, 5)
+    subspace = krylov_basis(product, torch.clone, G, [D_PREV], 5)
     assert not bool(subspace.curvature.isfinite().all())

@@ -32,7 +32,7 @@ def around(
     """The function of a step without preconditioner whose three sets are the same; V and θ."""
     gradient = objective.value_and_gradient(data).gradient
     product = Curvature().at(objective, data)
-    subspace = krylov_basis(product, torch.clone, gradient, None, dimension)
+    subspace = krylov_basis(product, torch.clone, gradient, [], dimension)
     theta = objective.parameters.copy()
     coordinates = Coordinates(subspace.curvature, EPSILON)
     function = SubspaceObjective(objective, as_samples(data), theta, subspace, coordinates)

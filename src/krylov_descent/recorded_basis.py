@@ -14,30 +14,29 @@ def recorded_basis(
     product: CurvatureProduct,
     preconditioner: Preconditioner,
     gradient: Tensor,
-    previous_step: Tensor | None,
+    previous_steps: list[Tensor],
     dimension: int,
 ) -> Subspace | None:
     """What `krylov_basis` gives, by one launch; None where that is not possible.
 
-    Not on a first step, which has no previous one and another shape, nor where B does not fit one
-    micro-batch, nor with a preconditioner whose tensors move.
+    Not where B does not fit one micro-batch, nor with a preconditioner whose tensors move.
 
     Args:
         product: v → Hv, not used before.
         preconditioner: D.
         gradient: g [n].
-        previous_step: d_prev [n].
+        previous_steps: m vectors [n]; as many at every step.
         dimension: K.
     """
     batch = product.single_batch
-    if batch is None or previous_step is None or not isinstance(preconditioner, InPlace):
+    if batch is None or not isinstance(preconditioner, InPlace):
         return None
 
     def build(
-        network: Network, batch: Batch, gradient: Tensor, previous_step: Tensor, scale: Tensor
+        network: Network, batch: Batch, gradient: Tensor, scale: Tensor, *previous_steps: Tensor
     ) -> tuple[Tensor, Tensor]:
-        products = product.over(network, batch, scale)
-        return krylov_slots(products, preconditioner.solve, gradient, previous_step, dimension)
+        products, joining = product.over(network, batch, scale), list(previous_steps)
+        return krylov_slots(products, preconditioner.solve, gradient, joining, dimension)
 
     recordings = product.objective.recordings
     recording = recordings.load(
@@ -45,8 +44,8 @@ def recorded_basis(
         build,
         batch,
         gradient,
-        previous_step,
         torch.tensor(product.scale, dtype=gradient.dtype, device=gradient.device),
+        *previous_steps,
         fixed=preconditioner.tensors,
     )
     if recording is None:

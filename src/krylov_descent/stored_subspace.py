@@ -47,19 +47,20 @@ def stored_krylov_basis(
     product: Product,
     solve: Product,
     gradient: Tensor,
-    previous_step: Tensor | None,
+    previous_steps: list[Tensor],
     dimension: int,
     *,
     placement: Placement,
     storage: Storage,
 ) -> StoredSubspace:
-    """Algorithm 2, safe against breakdown.
+    """Algorithm 2, safe against breakdown, with any number of previous steps.
 
     Args:
         product: v [n] → this rank's part of Hv [n], which add up over ranks.
         solve: D⁻¹ on the part of a vector that the placement keeps.
         gradient: g [n], finite and not zero, the same on all ranks.
-        previous_step: d_prev [n], which joins as the last direction; None on the first step.
+        previous_steps: m vectors [n], which join as the last directions in this order; none on the
+            first step. Emptied, so that nothing but the basis holds them.
         dimension: K, the dimension of the Krylov part.
         placement: which part of each vector this rank keeps.
         storage: how it is kept.
@@ -69,14 +70,12 @@ def stored_krylov_basis(
     so that the subspace is what is stored, and orthogonal to about its rounding over √n.
     """
     krylov = min(dimension, gradient.numel())
-    joined = previous_step is not None
-    slots = krylov + joined
+    slots = krylov + len(previous_steps)
     rows = StoredBasis(slots, placement.size, gradient, storage)
     alive = torch.zeros(slots, dtype=torch.float64, device=gradient.device)
     curvature = gradient.new_zeros(slots, slots)
-    if previous_step is not None:
-        rows.put(krylov, placement.own(previous_step))  # waits in its slot
-        del previous_step
+    for slot in range(krylov, slots):
+        rows.put(slot, placement.own(previous_steps.pop(0)))  # where they wait
 
     def curved(k: int) -> Tensor:
         """The part of w = Hv_k; on the way the row wᵀV of H̄."""
@@ -98,8 +97,9 @@ def stored_krylov_basis(
                 break
         else:
             curved(krylov - 1)
-    if joined and add(krylov, rows.get(krylov)):
-        curved(krylov)
+    for slot in range(krylov, slots):
+        if add(slot, rows.get(slot)):
+            curved(slot)
     return _cut(rows, placement, alive, placement.settled(placement.dots(curvature)))
 
 

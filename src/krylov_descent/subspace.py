@@ -1,7 +1,7 @@
 """The Krylov subspace, the curvature in it, and coordinates in which it is round.
 
 `krylov_basis` is the paper's Algorithm 2: orthonormal vectors that span
-{ (D⁻¹H)ᵏ D⁻¹g, 0 ≤ k < K } and the previous step, with H̄ = VᵀHV on the way. `Coordinates`
+{ (D⁻¹H)ᵏ D⁻¹g, 0 ≤ k < K } and previous steps, with H̄ = VᵀHV on the way. `Coordinates`
 is the further preconditioning of Algorithm 3: H̄ with floored eigenvalues, Ĥ = CCᵀ, and
 V̄ = VC⁻ᵀ. V̄ is never formed; C⁻ᵀ acts on the small vectors.
 """
@@ -27,10 +27,10 @@ class Subspace:
     """Orthonormal vectors and the curvature between them.
 
     Attributes:
-        basis: V as rows [r, n]; r ≤ K + 1.
+        basis: V as rows [r, n]; r ≤ K + m with m previous steps.
         curvature: H̄ = VᵀHV [r, r], float64 on the CPU, symmetric. Not finite where a product
             was not.
-        slots: the rows of the basis and the unused ones behind them, [K + 1, n], where they stay
+        slots: the rows of the basis and the unused ones behind them, [K + m, n], where they stay
             in the same place from step to step; else None.
     """
 
@@ -56,51 +56,48 @@ def krylov_basis(
     product: Product,
     solve: Product,
     gradient: Tensor,
-    previous_step: Tensor | None,
+    previous_steps: list[Tensor],
     dimension: int,
 ) -> Subspace:
-    """Algorithm 2, safe against breakdown.
+    """Algorithm 2, safe against breakdown, with any number of previous steps.
 
     Args:
         product: v → Hv, vectors [n].
         solve: v → D⁻¹v.
         gradient: g [n], finite and not zero.
-        previous_step: d_prev [n], which joins as the last direction; None on the first step.
+        previous_steps: m vectors [n], which join as the last directions in this order; none on the
+            first step. Emptied, so that nothing but the basis holds them.
         dimension: K, the dimension of the Krylov part.
 
     With a good preconditioner D⁻¹H is near the identity and a new direction may vanish. Then the
-    Krylov part ends, and the previous step still joins unless it lies in the span already. On a
+    Krylov part ends; a previous step still joins unless it lies in the span already. On a
     GPU that takes no decision on the host: a vanished direction becomes zero, as does all that
     follows from it, and the rank is cut when H̄ is read at the end.
 
-    Cost: r products, D⁻¹ each, and 6rn multiply-adds for each new vector. Memory: K + 1 vectors.
+    Cost: r products, D⁻¹ each, and 6rn multiply-adds for each new vector. Memory: K + m vectors.
     """
-    handed_on = [previous_step]
-    del previous_step  # so that only its slot in the basis holds it in the end
-    return cut(*krylov_slots(product, solve, gradient, handed_on.pop(), dimension))
+    return cut(*krylov_slots(product, solve, gradient, previous_steps, dimension))
 
 
 def krylov_slots(
     product: Product,
     solve: Product,
     gradient: Tensor,
-    previous_step: Tensor | None,
+    previous_steps: list[Tensor],
     dimension: int,
 ) -> tuple[Tensor, Tensor]:
-    """Algorithm 2 before the rank is cut: rows that may be zero [K + 1, n], and H̄'s rows.
+    """Algorithm 2 before the rank is cut: rows that may be zero [K + m, n], and H̄'s rows.
 
     The arguments are those of `krylov_basis`. On a GPU nothing is read on the host.
     """
     size = gradient.numel()
     krylov = min(dimension, size)
-    joined = previous_step is not None
-    slots = krylov + joined
+    slots = krylov + len(previous_steps)
     basis = gradient.new_zeros(slots, size)
     curvature = torch.zeros(slots, slots, dtype=gradient.dtype, device=gradient.device)
-    if previous_step is not None:
-        # It waits in its slot, which takes no memory of its own; H̄ does not see it there.
-        basis[krylov] = previous_step
-        del previous_step
+    # They wait in their slots, which takes no memory of its own; H̄ does not see them there.
+    for slot in range(krylov, slots):
+        basis[slot] = previous_steps.pop(0)
 
     def curved(k: int) -> Tensor:
         """w = Hv_k; on the way the row wᵀV of H̄, as far as the diagonal."""
@@ -121,10 +118,10 @@ def krylov_slots(
             break
     else:
         curved(krylov - 1)
-    if joined:
-        basis[krylov] = _new_direction(basis[:krylov], basis[krylov])
-        if not vanished(krylov):
-            curved(krylov)
+    for slot in range(krylov, slots):
+        basis[slot] = _new_direction(basis[:slot], basis[slot])
+        if not vanished(slot):
+            curved(slot)
     return basis, curvature
 
 
@@ -146,11 +143,11 @@ def cut(basis: Tensor, curvature: Tensor, *, stays: bool = False) -> Subspace:
     """Leave out the zero rows, in place; the lower triangle of H̄ is the whole of it.
 
     Args:
-        basis: rows, some of them zero, [K + 1, n].
-        curvature: between them, [K + 1, K + 1].
+        basis: rows, some of them zero, [K + m, n].
+        curvature: between them, [K + m, K + m].
         stays: whether the basis is in the same place at every step.
     """
-    # Not any(dim=1), which makes a boolean copy of the whole basis: (K + 1)/4 vectors.
+    # Not any(dim=1), which makes a boolean copy of the whole basis: (K + m)/4 vectors.
     kept = (torch.linalg.vector_norm(basis, dim=1) != 0).cpu()
     rows = kept.nonzero()[:, 0].tolist()
     for slot, row in enumerate(rows):

@@ -96,11 +96,12 @@ def pieces_of_a_step(sizes: Sequence[int], dtype: torch.dtype) -> dict[str, Tens
     objective = Objective(model, nn.CrossEntropyLoss())
     data = as_samples(own(classes(SAMPLES, dtype), sizes), may_be_empty=True)
     found = objective.value_gradient_and_squares(data)
+    along = torch.linspace(-1, 1, found.gradient.numel(), dtype=dtype)
     subspace = stored_krylov_basis(
         Curvature().at(objective, data).part,
         lambda v: v / found.squares.clamp(min=1e-4 * float(found.squares.max())),
         found.gradient,
-        torch.linspace(-1, 1, found.gradient.numel(), dtype=dtype),
+        [along, along.square()],
         5,
         placement=Replicated(objective.ranks, found.gradient.numel()),
         storage=Storage(),
@@ -131,7 +132,7 @@ def numbers_of_a_sharded_basis(dimension: int) -> int:
         lambda v: diagonal * v / ranks.size,
         torch.clone,
         gradient,
-        gradient.flip(0),
+        [gradient.flip(0)],
         dimension,
         placement=Sharded(ranks, n),
         storage=Storage(),

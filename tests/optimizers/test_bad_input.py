@@ -156,6 +156,7 @@ def test_losses_that_are_none() -> None:
     ("option", "value"),
     [
         ("dimension", 0),
+        ("previous_steps", 0),
         ("curvature", "newton"),
         ("curvature", None),
         ("preconditioner", "jacobi"),
@@ -183,6 +184,7 @@ def test_options_out_of_range_are_named(option: str, value: Any) -> None:
         ("dimension", 2.5),
         ("dimension", "20"),
         ("dimension", True),
+        ("previous_steps", 1.5),
         ("bfgs_iterations", 3.0),
         ("micro_batch", 1.5),
         ("seed", None),

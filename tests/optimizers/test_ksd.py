@@ -16,6 +16,7 @@ from tests.problems import Problem, make
 
 CURVATURES: list[CurvatureKind] = ["gauss-newton", "hessian", "fisher"]
 PRECONDITIONERS = ["fisher-diagonal", "identity"]
+PREVIOUS_STEPS = ["previous_step", "previous_step_2"]
 
 
 def curvature_matrix(problem: Problem, kind: CurvatureKind) -> Tensor:
@@ -58,8 +59,9 @@ def previous_step(optimizer: KSD) -> Tensor:
 
 @pytest.mark.parametrize("kind", CURVATURES)
 @pytest.mark.parametrize("name", PRECONDITIONERS)
-def test_steps_minimise_over_krylov_vectors_and_the_previous_step(
-    kind: CurvatureKind, name: str
+@pytest.mark.parametrize("previous_steps", [1, 2])
+def test_steps_minimise_over_krylov_vectors_and_previous_steps(
+    kind: CurvatureKind, name: str, previous_steps: int
 ) -> None:
     problem = make("mlp", "per-sample")
     optimizer = KSD(
@@ -68,22 +70,26 @@ def test_steps_minimise_over_krylov_vectors_and_the_previous_step(
         dimension=4,
         curvature=kind,
         preconditioner=name,
+        previous_steps=previous_steps,
         bfgs_iterations=300,
     )
     previous: list[Tensor] = []
-    for step in range(3):
+    for step in range(4):
         Q = orthonormal(span(problem, kind, name, 4) + previous)
         before, gradient_before = dense.point(problem), dense.gradient(problem)
         result = optimizer.step(problem.data)
         taken = dense.point(problem) - before
         assert result.status is Status.MOVED
-        assert result.rank == (4 if step == 0 else 5)
+        assert result.rank == result.products == 4 + min(step, previous_steps)
         # It lies in the span, and is stationary within: the rest of the gradient is outside.
         assert float((taken - Q @ (Q.T @ taken)).norm()) < 1e-9 * float(taken.norm())
         rest = float((Q.T @ dense.gradient(problem)).norm())
         assert rest < 1e-4 * float(gradient_before.norm())
-        torch.testing.assert_close(previous_step(optimizer), taken, rtol=1e-9, atol=1e-12)
-        previous = [taken]
+        previous = [taken, *previous][:previous_steps]
+        for kept, expected in zip(PREVIOUS_STEPS, previous, strict=False):
+            found = torch.cat([s[kept].reshape(-1) for s in optimizer.state.values()])
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    assert all(list(s) == PREVIOUS_STEPS[:previous_steps] for s in optimizer.state.values())
 
 
 def test_the_previous_step_is_what_makes_the_second_step_longer() -> None:
@@ -99,10 +105,10 @@ def test_the_previous_step_is_what_makes_the_second_step_longer() -> None:
     preconditioner = FisherDiagonal()
     gradient = preconditioner.update(objective, problem.data).gradient
     product = Curvature("gauss-newton").at(objective, problem.data)
-    basis = krylov_basis(product, preconditioner.solve, gradient, d.clone(), 3).basis
+    basis = krylov_basis(product, preconditioner.solve, gradient, [d.clone()], 3).basis
     assert basis.shape[0] == 4
     assert float((d - basis.T @ (basis @ d)).norm()) < 1e-12 * float(d.norm())
-    without = krylov_basis(product, preconditioner.solve, gradient, None, 3).basis
+    without = krylov_basis(product, preconditioner.solve, gradient, [], 3).basis
     assert float((d - without.T @ (without @ d)).norm()) > 0.1 * float(d.norm())
 
 

@@ -49,6 +49,10 @@ def grouped(model: nn.Module) -> KSD:
     return KSD(model, nn.MSELoss(), groups, **SETTINGS)
 
 
+def with_history(model: nn.Module) -> KSD:
+    return KSD(model, nn.MSELoss(), previous_steps=3, **SETTINGS)
+
+
 def theta(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
@@ -91,7 +95,7 @@ def on_disk(state: Any) -> Any:
 
 
 @pytest.mark.parametrize("transport", [in_memory, on_disk])
-@pytest.mark.parametrize("build", [plain, grouped])
+@pytest.mark.parametrize("build", [plain, grouped, with_history])
 def test_resuming_goes_on_bit_for_bit(
     build: Callable[[nn.Module], KSD], transport: Callable[[Any], Any]
 ) -> None:
@@ -118,7 +122,7 @@ def test_the_state_is_what_checkpoint_tools_allow() -> None:
 
 # Torch says so itself where there is no process group; what is ours stays an error.
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-@pytest.mark.parametrize("build", [plain, grouped])
+@pytest.mark.parametrize("build", [plain, grouped, with_history])
 @pytest.mark.parametrize("flat", [False, True])
 def test_a_distributed_checkpoint_goes_on_bit_for_bit(
     build: Callable[[nn.Module], KSD], flat: bool, tmp_path: Path

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD
-from krylov_descent.optimizers.ksd import PREVIOUS_STEP
 
 
 def network() -> nn.Sequential:
@@ -28,7 +27,7 @@ def unchanged(optimizer: KSD) -> Iterator[None]:
     tensors = [p for group in optimizer.param_groups for p in group["params"]]
 
     def snapshot() -> list[Tensor]:
-        kept = [s[PREVIOUS_STEP] for s in optimizer.state.values()]
+        kept = [kept for state in optimizer.state.values() for kept in state.values()]
         return [t.detach().clone().view(torch.uint8) for t in (*tensors, *kept) if t.dim()]
 
     before = snapshot()

@@ -1,6 +1,7 @@
 """Krylov Subspace Descent (Vinyals & Povey 2011), Algorithm 3."""
 
 import math
+from itertools import pairwise
 from typing import Any, overload
 
 import torch
@@ -30,7 +31,7 @@ from krylov_descent.subsets import Reservoir, Size, SubsetSizes, draw
 from krylov_descent.subspace import Coordinates
 from krylov_descent.sums import Evaluation
 
-PREVIOUS_STEP = "previous_step"
+PREVIOUS_STEP = "previous_step"  # the last one; those before have a number behind it
 # The paper floors H̄ at ε of its largest eigenvalue, as it does D. Late in training the directions
 # that still matter have less curvature than that, and the search must find out what the floor hid:
 # 15 evaluations where 6 do. Where the Hessian's are negative, the floor alone says how far to go.
@@ -42,7 +43,7 @@ class KSD(DataOptimizer):
     """Krylov Subspace Descent: second-order training without learning rate or damping.
 
     Each step builds a Krylov subspace of dimension K from the gradient and curvature products,
-    adds the previous step, and minimises the objective itself inside it with BFGS. Three sets of
+    adds previous steps, and minimises the objective itself inside it with BFGS. Three sets of
     samples serve a step: A (all the data) for the gradient, random B for the curvature, random C
     for the search.
 
@@ -60,6 +61,7 @@ class KSD(DataOptimizer):
         subset_size: size of B and C: "auto" (N/K, at least 1,000; all samples where two disjoint
             sets of that size do not fit), "paper" (N/K), a number of samples, a fraction of them,
             or a pair of these for B and C.
+        previous_steps: m, how many of the last steps join the subspace. The paper has 1.
         bfgs_iterations: the most iterations of the search.
         epsilon: floor of the preconditioner, relative to its largest entry, and of the Hessian's
             eigenvalues in the subspace; those of the other curvatures have a hundredth of it.
@@ -86,32 +88,32 @@ class KSD(DataOptimizer):
     `step`, of any size, and gets the result of one process on all of them; B and C are drawn from
     all of them. Every rank must call `step`, with the same model and options.
 
-    Cost of a step, in gradients over one sample: |A|·4/3 + (K + 1)·|B|·4/3 + evaluations·|C|,
-    with about K evaluations.
+    Cost of a step, in gradients over one sample: |A|·4/3 + (K + m)·|B|·4/3 + evaluations·|C|,
+    with K evaluations or fewer.
 
     Memory beyond the model, the data and activations, in vectors of n numbers:
 
     | what | vectors |
     | --- | --- |
-    | basis | K + 1 |
-    | previous step (kept between steps) | 1 |
+    | basis | K + m |
+    | previous steps (kept between steps) | m |
     | preconditioner (kept between steps) | 1 |
     | gradient on A (basis); copy of the parameters and gradient on C (search) | 1 to 2 |
     | working vectors | 2 to 3 |
-    | together at most | K + 8 |
+    | together at most | K + 2m + 6 |
 
     The basis is what grows with K. It takes, in bytes for float32 parameters:
 
     | how it is kept | where | bytes |
     | --- | --- | --- |
-    | by default | with the parameters | 4(K + 1)n |
-    | `basis="sharded"`, R ranks | with the parameters, on each rank | 4(K + 1)n/R |
-    | `basis_dtype=torch.bfloat16` | with the parameters | 2(K + 1)n |
-    | `basis_device="cpu"` | with the host | 4(K + 1)n |
+    | by default | with the parameters | 4(K + m)n |
+    | `basis="sharded"`, R ranks | with the parameters, on each rank | 4(K + m)n/R |
+    | `basis_dtype=torch.bfloat16` | with the parameters | 2(K + m)n |
+    | `basis_device="cpu"` | with the host | 4(K + m)n |
 
     and the three can be combined. In bfloat16 and on the host, blocks of a sixteenth of it, of
     64 MiB at most, come on top. A sharded basis sends about 2n numbers per evaluation, where
-    the replicated one sends K + 2.
+    the replicated one sends K + m + 1.
 
     Activations: those of one micro-batch; for curvature products the graphs of all of B while
     they fit `activation_memory`, else they are rebuilt for each product (`graphs_kept`). With CUDA
@@ -137,6 +139,7 @@ class KSD(DataOptimizer):
         curvature: CurvatureKind = "gauss-newton",
         preconditioner: str | Preconditioner = "fisher-diagonal",
         subset_size: Size | tuple[Size, Size] = "auto",
+        previous_steps: int = 1,
         bfgs_iterations: int = 30,
         epsilon: float = 1e-4,
         weight_decay: float = 0.0,
@@ -151,7 +154,9 @@ class KSD(DataOptimizer):
         basis_dtype: torch.dtype | None = None,
         basis_device: torch.device | str | None = None,
     ) -> None:
-        check_counts(dimension=dimension, bfgs_iterations=bfgs_iterations)
+        check_counts(
+            dimension=dimension, previous_steps=previous_steps, bfgs_iterations=bfgs_iterations
+        )
         check_flags(tf32=tf32)
         if not 0 < epsilon < 1:
             raise ValueError(f"`epsilon` must lie between 0 and 1, found {epsilon}")
@@ -175,7 +180,9 @@ class KSD(DataOptimizer):
         self.tf32 = tf32
         like = self.objective.parameters.tensors[0]
         storage = Storage.checked(basis_dtype, basis_device, like)
-        self.spaces = Spaces(basis, storage, self.preconditioner, dimension)
+        self.spaces = Spaces(basis, storage, self.preconditioner, dimension, previous_steps)
+        numbered = (f"{PREVIOUS_STEP}_{i}" for i in range(2, previous_steps + 1))
+        self._previous = [PREVIOUS_STEP, *numbered]  # in the state, newest first
 
     @overload  # type: ignore[override]
     def step(self, data: None = None, *, closure: None = None) -> None: ...
@@ -224,6 +231,7 @@ class KSD(DataOptimizer):
             "`curvature`": self.curvature.kind,
             "`preconditioner`": type(self.preconditioner).__name__,
             "`subset_size`": self.subset_sizes,
+            "`previous_steps`": self.spaces.previous_steps,
             "`bfgs_iterations`": self.bfgs_iterations,
             "`epsilon`": self.epsilon,
             "`tf32`": self.tf32,
@@ -233,7 +241,24 @@ class KSD(DataOptimizer):
         }
 
     def _create_state(self) -> None:
-        self._zero_state(PREVIOUS_STEP)
+        for key in self._previous:
+            self._zero_state(key)
+
+    def _previous_steps(self) -> list[Tensor]:
+        """Copies [n], newest first; none of steps that were not taken."""
+        found = (self._get_vector(key) for key in self._previous)
+        return [step for step in found if step is not None]
+
+    def _remember(self, step: Tensor) -> None:
+        """Keep a step [n] that was taken; the oldest is forgotten."""
+        self._create_state()  # for those that are missing: tools want every key in a checkpoint
+        parameters = self.objective.parameters
+        pieces = [piece.clone() for piece in parameters.pieces(step)]
+        for p, piece in zip(parameters.tensors, pieces, strict=True):
+            state = self.state[p]
+            for older, newer in pairwise(reversed(self._previous)):
+                state[older] = state[newer]
+            state[PREVIOUS_STEP] = piece
 
 
 class _Step:
@@ -331,9 +356,7 @@ class _Step:
         """Algorithm 2."""
         optimizer = self.optimizer
         product = optimizer.curvature.at(self.objective, curvature_set)
-        subspace = optimizer.spaces.subspace(
-            product, gradient, lambda: optimizer._get_vector(PREVIOUS_STEP)
-        )
+        subspace = optimizer.spaces.subspace(product, gradient, optimizer._previous_steps)
         self.account.note(
             rank=subspace.rank,
             products=product.products,
@@ -384,6 +407,6 @@ class _Step:
             # Values with and without autograd may differ by rounding: lr = 0 is no decrease.
             if not (value < start and bool(step.any())):
                 return None
-        self.optimizer._set_vector(PREVIOUS_STEP, step)
+        self.optimizer._remember(step)
         self.account.note(step_norm=float(step.norm()))
         return value

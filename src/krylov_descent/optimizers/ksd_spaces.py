@@ -37,12 +37,14 @@ class Spaces:
         storage: in which dtype, and where.
         preconditioner: D.
         dimension: K.
+        previous_steps: m, of which there are fewer in the first steps.
     """
 
     basis: BasisKind
     storage: Storage
     preconditioner: Preconditioner
     dimension: int
+    previous_steps: int
 
     def __post_init__(self) -> None:
         if self.basis not in get_args(BasisKind):
@@ -58,28 +60,30 @@ class Spaces:
             )
 
     def subspace(
-        self, product: CurvatureProduct, gradient: Tensor, previous: Callable[[], Tensor | None]
+        self, product: CurvatureProduct, gradient: Tensor, previous: Callable[[], list[Tensor]]
     ) -> AnySubspace:
         """Algorithm 2.
 
         Args:
             product: v → Hv on B.
             gradient: g [n].
-            previous: gives d_prev [n], a copy that is not held on to here.
+            previous: gives the previous steps [n], copies that are not held on to here.
         """
         ranks = product.objective.ranks
         preconditioner, dimension = self.preconditioner, self.dimension
         if ranks.together or self.basis == "sharded" or not self.storage.is_plain:
             return self._stored(product, gradient, previous)
+        joining = previous()
         found = None
-        if product.objective.recordings.possible:
-            found = recorded_basis(product, preconditioner, gradient, previous(), dimension)
+        # The first steps have fewer directions, a shape that does not come back.
+        if product.objective.recordings.possible and len(joining) == self.previous_steps:
+            found = recorded_basis(product, preconditioner, gradient, joining, dimension)
         if found is None:
-            found = krylov_basis(product, preconditioner.solve, gradient, previous(), dimension)
+            found = krylov_basis(product, preconditioner.solve, gradient, joining, dimension)
         return found
 
     def _stored(
-        self, product: CurvatureProduct, gradient: Tensor, previous: Callable[[], Tensor | None]
+        self, product: CurvatureProduct, gradient: Tensor, previous: Callable[[], list[Tensor]]
     ) -> StoredSubspace:
         ranks, size = product.objective.ranks, gradient.numel()
         placement: Replicated | Sharded = Replicated(ranks, size)
