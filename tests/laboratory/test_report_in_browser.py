@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import matplotlib.image
@@ -149,7 +150,8 @@ def chromium(page: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         "--host-resolver-rules=MAP * ~NOTFOUND",  # the browser's own requests go nowhere
         "--enable-logging=stderr",
         "--virtual-time-budget=2000",
-        f"--user-data-dir={page.parent / 'profile'}",
+        "--disable-dev-shm-usage",  # which is small in containers
+        f"--user-data-dir={mkdtemp(dir=page.parent)}",  # none that another may still be leaving
     )
     return subprocess.run(
         [FOUND, *fixed, *arguments, page.as_uri()],

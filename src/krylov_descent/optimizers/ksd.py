@@ -100,7 +100,7 @@ class KSD(DataOptimizer):
     | preconditioner (kept between steps) | 1 |
     | gradient on A (basis); copy of the parameters and gradient on C (search) | 1 to 2 |
     | working vectors | 2 to 3 |
-    | together at most | K + 2m + 6 |
+    | together at most | K + 2m + 6, or K + 3m + 2 where that is more |
 
     The basis is what grows with K. It takes, in bytes for float32 parameters:
 
