@@ -113,7 +113,8 @@ def steps_of(point: Point, device: torch.device, repeats: int) -> dict[str, Any]
     """Warm steps: their seconds, and the most memory beyond model and data that any took."""
     model, data = _problem(point, device)
     before = peak.start(device)
-    optimizer = KSD(model, nn.MSELoss(), dimension=point.K, subset_size=(point.B, point.C))
+    sizes = point.B, point.C
+    optimizer = KSD(model, nn.MSELoss(), dimension=point.K, subset_size=sizes, previous_steps=1)
     for _ in range(WARM_UPS):
         optimizer.step(data)
     timings = [timed(lambda: optimizer.step(data), device) for _ in range(repeats)]

@@ -81,7 +81,8 @@ def traffic(step: Step) -> Traffic:
 def held(step: Step) -> int:
     """Bytes that a rank holds at most in a step, beyond model, data and activations.
 
-    The basis, and seven vectors more: of the K + 8 of one process, those that are not basis.
+    With one previous step: the basis, and seven vectors more, those of the K + 8 of one process
+    that are not basis.
     """
     basis = (step.dimension + 1) * step.parameters
     return (7 * step.parameters + (basis // step.ranks if step.sharded else basis)) * step.width

@@ -132,6 +132,7 @@ def measure_case(case: Case, problem: Problem, repeats: int) -> Section:
         problem.criterion,
         dimension=case.dimension,
         subset_size=case.subset,
+        previous_steps=1,  # the goals are for the paper's K + 1 directions
         weight_decay=problem.weight_decay,
         **case.options,
     )

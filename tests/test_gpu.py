@@ -287,12 +287,12 @@ def test_a_basis_in_tf32_is_orthonormal_to_float32() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"micro_batch": 3}, {"activation_memory": 1000}, {"previous_steps": 3}],
+    [{}, {"micro_batch": 3}, {"activation_memory": 1000}, {"previous_steps": 1}],
     ids=str,
 )
 def test_a_step_takes_at_most_so_many_vectors(settings: dict[str, int]) -> None:
     """On a model too large to be recorded, with activations of less than a tenth of a vector."""
-    K, m, width = 10, settings.get("previous_steps", 1), 3000
+    K, m, width = 10, settings.get("previous_steps", 3), 3000
     model = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width)).to(DEVICE)
     data = torch.randn(8, width, device=DEVICE), torch.randn(8, width, device=DEVICE)
 

@@ -97,6 +97,7 @@ def _paper_ksd(problem: Problem) -> Options:
         "dimension": problem.paper.krylov_dimension,
         "bfgs_iterations": problem.paper.bfgs_iterations,
         "subset_size": "paper",
+        "previous_steps": 1,
     }
 
 

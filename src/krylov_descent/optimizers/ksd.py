@@ -61,7 +61,8 @@ class KSD(DataOptimizer):
         subset_size: size of B and C: "auto" (N/K, at least 1,000; all samples where two disjoint
             sets of that size do not fit), "paper" (N/K), a number of samples, a fraction of them,
             or a pair of these for B and C.
-        previous_steps: m, how many of the last steps join the subspace. The paper has 1.
+        previous_steps: m, how many of the last steps join the subspace. The paper has 1; more of
+            them let the deviations of single steps, each for its own C, cancel.
         bfgs_iterations: the most iterations of the search.
         epsilon: floor of the preconditioner, relative to its largest entry, and of the Hessian's
             eigenvalues in the subspace; those of the other curvatures have a hundredth of it.
@@ -139,7 +140,7 @@ class KSD(DataOptimizer):
         curvature: CurvatureKind = "gauss-newton",
         preconditioner: str | Preconditioner = "fisher-diagonal",
         subset_size: Size | tuple[Size, Size] = "auto",
-        previous_steps: int = 1,
+        previous_steps: int = 3,
         bfgs_iterations: int = 30,
         epsilon: float = 1e-4,
         weight_decay: float = 0.0,
@@ -250,15 +251,15 @@ class KSD(DataOptimizer):
         return [step for step in found if step is not None]
 
     def _remember(self, step: Tensor) -> None:
-        """Keep a step [n] that was taken; the oldest is forgotten."""
-        self._create_state()  # for those that are missing: tools want every key in a checkpoint
+        """Keep a step [n] that was taken, in the place of the oldest."""
+        self._create_state()  # checkpoint tools want every key, also of steps not taken yet
         parameters = self.objective.parameters
-        pieces = [piece.clone() for piece in parameters.pieces(step)]
-        for p, piece in zip(parameters.tensors, pieces, strict=True):
+        for p, piece in zip(parameters.tensors, parameters.pieces(step), strict=True):
             state = self.state[p]
+            oldest = state[self._previous[-1]]
             for older, newer in pairwise(reversed(self._previous)):
                 state[older] = state[newer]
-            state[PREVIOUS_STEP] = piece
+            state[PREVIOUS_STEP] = oldest.copy_(piece)
 
 
 class _Step:
