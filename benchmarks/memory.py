@@ -19,7 +19,7 @@ from krylov_descent import KSD
 from krylov_descent.curvature import CurvatureKind
 
 STEPS = 4  # the last has three previous steps, the default
-BOUND = 12  # the promise is K + 2m + 6 vectors
+BOUND = 12  # the promise is K + 3m + 3 vectors
 
 
 @dataclass(frozen=True)

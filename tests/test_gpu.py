@@ -307,4 +307,4 @@ def test_a_step_takes_at_most_so_many_vectors(settings: dict[str, int]) -> None:
     ranks = [optimizer.step(data).rank for _ in range(1 + m)]
     peak = torch.cuda.max_memory_allocated() - before
     assert ranks == list(range(K, K + m + 1))
-    assert K + 2 * m + 1 < peak / (4 * flat(model).numel()) <= K + 2 * m + 6
+    assert K + 2 * m + 1 < peak / (4 * flat(model).numel()) <= K + (8 if m == 1 else 3 * m + 3)

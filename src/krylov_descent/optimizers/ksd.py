@@ -97,11 +97,11 @@ class KSD(DataOptimizer):
     | what | vectors |
     | --- | --- |
     | basis | K + m |
-    | previous steps (kept between steps) | m |
+    | previous steps (kept between steps); copies of them when the basis begins | m; m |
     | preconditioner (kept between steps) | 1 |
     | gradient on A (basis); copy of the parameters and gradient on C (search) | 1 to 2 |
     | working vectors | 2 to 3 |
-    | together at most | K + 2m + 6, or K + 3m + 2 where that is more |
+    | together at most | K + 3m + 3 (K + 8 with m = 1) |
 
     The basis is what grows with K. It takes, in bytes for float32 parameters:
 
