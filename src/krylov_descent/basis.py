@@ -1,9 +1,9 @@
-"""Where the K + 1 vectors of the basis are kept, when beside the parameters there is no room.
+"""Where the K + m vectors of the basis are kept, when beside the parameters there is no room.
 
 The paper names the memory for K + 1 parameter vectors as the drawback of its method. Three ways
 out, which can be combined:
 
-    over ranks     each of R ranks keeps the same slice of every vector: (K + 1)·n/R numbers
+    over ranks     each of R ranks keeps the same slice of every vector: (K + m)·n/R numbers
     in bfloat16    half the memory of float32; products and sums stay in the parameters' dtype
     on the host    in pinned memory, from where blocks are fetched while the last one is in use
 

@@ -149,7 +149,7 @@ def _check(tensors: Sequence[Tensor]) -> None:
         raise TypeError(
             "the parameters are DTensors, as `fully_shard` and tensor parallelism make them, and "
             "a step needs whole parameters on every rank: leave `fully_shard` out and give each "
-            "rank the whole model; KSD(basis='sharded') divides the K + 1 vectors of the basis, "
+            "rank the whole model; KSD(basis='sharded') divides the vectors of the basis, "
             "which are most of the memory, among the ranks instead"
         )
     if not tensors or not any(p.numel() for p in tensors):

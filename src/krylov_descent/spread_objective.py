@@ -1,7 +1,7 @@
 """The objective in the subspace, where samples or basis are spread over ranks or kept elsewhere.
 
 What `subspace_objective` is for one process with its basis at hand. Each rank evaluates its part
-of C, projects its part of the gradient, and sends the K + 2 numbers that come of it: value and
+of C, projects its part of the gradient, and sends the few numbers that come of it: value and
 projected gradient. No parameter vector is sent, unless the basis itself is sharded.
 """
 
@@ -51,7 +51,7 @@ class SpreadObjective(ObjectiveAround):
     def __call__(self, a: Tensor) -> tuple[float, Tensor]:
         """Value and gradient V̄ᵀ∇f [r] in float64 on the CPU at a [r]; one gradient over C.
 
-        Sends r + 1 numbers, which are K + 2 at most.
+        Sends r + 1 numbers.
         """
         self._move(a)
         part = self._objective.part_of_value_and_gradient(self._set, self._normaliser)

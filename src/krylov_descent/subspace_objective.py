@@ -87,7 +87,7 @@ class SubspaceObjective(ObjectiveAround):
 
     Evaluating writes the point into the module's parameters and leaves it there. On a GPU an
     evaluation is one recording (see `recordings`), into which the coefficients go and of which
-    K + 2 numbers come out.
+    value and projected gradient come out.
 
     Args:
         objective: f.
@@ -165,7 +165,7 @@ class SubspaceObjective(ObjectiveAround):
     # Recordings -----------------------------------------------------------------------------
 
     def _in_slots(self, a: Tensor) -> Tensor:
-        """The coefficients of all slots [K + 1]; those of unused ones are zero."""
+        """The coefficients of all slots [K + m]; those of unused ones are zero."""
         slots = self._subspace.slots
         assert slots is not None
         coefficients = torch.zeros(len(slots), dtype=slots.dtype)

@@ -8,8 +8,9 @@ nothing else in `state` and cast what is there to the parameter's dtype.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -206,11 +207,32 @@ class DataOptimizer(torch.optim.Optimizer):
         for p, piece in zip(parameters.tensors, parameters.pieces(vector), strict=True):
             self.state[p][key] = piece.clone()
 
-    def _zero_state(self, key: str) -> None:
+    def _get_vectors(self, keys: Sequence[str]) -> list[Tensor]:
+        """`_get_vector` of several keys, without those that are zero or not there."""
+        found = (self._get_vector(key) for key in keys)
+        return [vector for vector in found if vector is not None]
+
+    def _push_vector(self, keys: Sequence[str], vector: Tensor) -> None:
+        """Keep a flat vector by the first key; what was there goes on to the next one, and so on.
+
+        The last one's is overwritten. All keys are there afterwards: checkpoint tools want to know
+        them from the first step on.
+        """
+        self._zero_state(*keys)
+        parameters = self.objective.parameters
+        for p, piece in zip(parameters.tensors, parameters.pieces(vector), strict=True):
+            state = self.state[p]
+            oldest = state[keys[-1]]
+            for older, newer in pairwise(reversed(keys)):
+                state[older] = state[newer]
+            state[keys[0]] = oldest.copy_(piece)
+
+    def _zero_state(self, *keys: str) -> None:
         for group in self.param_groups:
             for p in group["params"]:
-                if p.requires_grad and key not in self.state[p]:
-                    self.state[p][key] = torch.zeros_like(p)
+                for key in keys:
+                    if p.requires_grad and key not in self.state[p]:
+                        self.state[p][key] = torch.zeros_like(p)
 
     def _learning_rates(self) -> list[float]:
         """`lr` of each trainable tensor, in the order of the flat vector."""

@@ -1,7 +1,6 @@
 """Krylov Subspace Descent (Vinyals & Povey 2011), Algorithm 3."""
 
 import math
-from itertools import pairwise
 from typing import Any, overload
 
 import torch
@@ -90,7 +89,7 @@ class KSD(DataOptimizer):
     all of them. Every rank must call `step`, with the same model and options.
 
     Cost of a step, in gradients over one sample: |A|·4/3 + (K + m)·|B|·4/3 + evaluations·|C|,
-    with K evaluations or fewer.
+    with about K evaluations.
 
     Memory beyond the model, the data and activations, in vectors of n numbers:
 
@@ -242,24 +241,7 @@ class KSD(DataOptimizer):
         }
 
     def _create_state(self) -> None:
-        for key in self._previous:
-            self._zero_state(key)
-
-    def _previous_steps(self) -> list[Tensor]:
-        """Copies [n], newest first; none of steps that were not taken."""
-        found = (self._get_vector(key) for key in self._previous)
-        return [step for step in found if step is not None]
-
-    def _remember(self, step: Tensor) -> None:
-        """Keep a step [n] that was taken, in the place of the oldest."""
-        self._create_state()  # checkpoint tools want every key, also of steps not taken yet
-        parameters = self.objective.parameters
-        for p, piece in zip(parameters.tensors, parameters.pieces(step), strict=True):
-            state = self.state[p]
-            oldest = state[self._previous[-1]]
-            for older, newer in pairwise(reversed(self._previous)):
-                state[older] = state[newer]
-            state[PREVIOUS_STEP] = oldest.copy_(piece)
+        self._zero_state(*self._previous)
 
 
 class _Step:
@@ -357,7 +339,9 @@ class _Step:
         """Algorithm 2."""
         optimizer = self.optimizer
         product = optimizer.curvature.at(self.objective, curvature_set)
-        subspace = optimizer.spaces.subspace(product, gradient, optimizer._previous_steps)
+        subspace = optimizer.spaces.subspace(
+            product, gradient, lambda: optimizer._get_vectors(optimizer._previous)
+        )
         self.account.note(
             rank=subspace.rank,
             products=product.products,
@@ -408,6 +392,6 @@ class _Step:
             # Values with and without autograd may differ by rounding: lr = 0 is no decrease.
             if not (value < start and bool(step.any())):
                 return None
-        self.optimizer._remember(step)
+        self.optimizer._push_vector(self.optimizer._previous, step)
         self.account.note(step_norm=float(step.norm()))
         return value
