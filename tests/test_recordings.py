@@ -46,11 +46,26 @@ def test_recorded_products_equal_plain_ones_at_every_step(kind: CurvatureKind) -
 @pytest.mark.parametrize("method", [KSD, partial(KSD, previous_steps=1), HessianFree])
 def test_a_recorded_run_is_the_plain_run(method: Callable[..., KSD | HessianFree]) -> None:
     data = samples(200, torch.float64)
-    losses = []
+    runs = []
     for recorded in (True, False):
         optimizer = method(small_net(torch.float64), nn.CrossEntropyLoss(), cuda_graphs=recorded)
-        losses.append([optimizer.step(data).loss for _ in range(6)])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+        runs.append([optimizer.step(data) for _ in range(6)])
+    for recorded_step, plain_step in zip(*runs, strict=True):
+        assert recorded_step.loss == pytest.approx(plain_step.loss, rel=1e-9)
+        assert recorded_step.rank == plain_step.rank
+
+
+def test_what_the_second_step_records_serves_those_that_follow() -> None:
+    """Though they have more previous steps, up to three."""
+    optimizer = KSD(small_net(torch.float64), nn.CrossEntropyLoss())
+    bases = []
+    for _ in range(5):
+        optimizer.step(samples(200, torch.float64))
+        held = optimizer.objective.recordings._held
+        bases.append(next((held[name][1] for name in held if name.startswith("basis")), None))
+    assert bases[0] is None
+    assert bases[1] is not None
+    assert all(basis is bases[1] for basis in bases[2:])
 
 
 def test_other_threads_may_use_the_device_meanwhile() -> None:

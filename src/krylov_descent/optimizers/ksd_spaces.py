@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from krylov_descent.basis import Replicated, Sharded, Storage
@@ -75,9 +76,11 @@ class Spaces:
             return self._stored(product, gradient, previous)
         joining = previous()
         found = None
-        # The first steps have fewer directions, a shape that does not come back.
-        if product.objective.recordings.possible and len(joining) == self.previous_steps:
-            found = recorded_basis(product, preconditioner, gradient, joining, dimension)
+        # Zeros in place of steps that are still to come, so that what the second step records
+        # serves all that follow. They cost it products, and are cut from the basis.
+        if product.objective.recordings.possible and joining:
+            to_come = [torch.zeros_like(gradient)] * (self.previous_steps - len(joining))
+            found = recorded_basis(product, preconditioner, gradient, joining + to_come, dimension)
         if found is None:
             found = krylov_basis(product, preconditioner.solve, gradient, joining, dimension)
         return found
