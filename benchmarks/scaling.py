@@ -42,12 +42,13 @@ class Step:
 
 def traffic(step: Step) -> Traffic:
     """What each rank hands over in a step, by phase and kind, as `Ranks.traffic` counts it."""
-    n, products, ranks = step.parameters, step.dimension + 1, step.ranks
+    n, K, ranks = step.parameters, step.dimension, step.ranks
+    products = K + 1
     vector = n * step.width
     # Vectors in slices are padded to equal ones.
     padded = math.ceil(n / ranks) * ranks * step.width
-    curvature = products**2 * step.width
-    norms = 2 * SMALL
+    # Of each direction its length, and of the previous step the one before, too.
+    lengths = products + 1
     found: Traffic = {
         ("check", "all-gather"): Sent(1, 3 * SMALL * ranks),
         ("gradient", "all-gather"): Sent(1, SMALL * ranks),
@@ -62,12 +63,14 @@ def traffic(step: Step) -> Traffic:
     }
     if not step.sharded:
         found["basis", "all-reduce"] = Sent(1 + products, 2 * SMALL + products * vector)
-        found["basis", "broadcast"] = Sent(products + 1, products * norms + curvature)
+        found["basis", "broadcast"] = Sent(lengths + 1, (lengths + products**2) * step.width)
         return found
-    # Twice k inner products for the direction that follows k others.
-    dots = products * (products - 1) * step.width
+    # With the last two of the k rows before, then with all of them; twice with all for the
+    # previous step. H̄ is made of these, but for its last two rows.
+    dots = [min(k, 2) + k for k in range(1, K)] + [2 * K, K, products]
+    calls = 2 * len(dots[:-2]) + 2
     found["basis", "all-reduce"] = Sent(
-        1 + 2 * (products - 1) + products + 1, 2 * SMALL + dots + products * norms + curvature
+        1 + calls + lengths, 2 * SMALL + (sum(dots) + lengths) * step.width
     )
     found["basis", "all-gather"] = Sent(products, products * padded)
     found["basis", "reduce-scatter"] = Sent(products, products * padded)

@@ -19,6 +19,7 @@ from krylov_descent import KSD, Objective, Status
 from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.optimizers.ksd import PREVIOUS_STEP
 from krylov_descent.precision import derivatives_in_tf32
+from krylov_descent.preconditioner import Identity
 from krylov_descent.subspace import krylov_basis
 from tests import dense
 from tests.problems import Problem, make
@@ -274,7 +275,7 @@ def test_a_basis_in_tf32_is_orthonormal_to_float32() -> None:
     with derivatives_in_tf32(True):
         gradient = objective.value_and_gradient(data).gradient
         product = Curvature("gauss-newton").at(objective, data)
-        found = krylov_basis(product, torch.clone, gradient, [], 20)
+        found = krylov_basis(product, Identity(), gradient, [], 20)
     basis = found.basis.double()
     assert found.rank == 20
     torch.testing.assert_close(

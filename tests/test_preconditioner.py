@@ -104,6 +104,9 @@ class Halving:
     def solve(self, vector: Tensor) -> Tensor:
         return vector / 2
 
+    def multiply(self, vector: Tensor) -> Tensor:
+        return 2 * vector
+
 
 def test_preconditioners_by_name_and_by_protocol() -> None:
     assert isinstance(make_preconditioner("identity", 1e-4), Identity)

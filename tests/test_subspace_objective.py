@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from krylov_descent.batches import as_samples
 from krylov_descent.curvature import Curvature
 from krylov_descent.objective import Objective
+from krylov_descent.preconditioner import Identity
 from krylov_descent.subspace import Coordinates, Subspace, krylov_basis
 from krylov_descent.subspace_objective import SubspaceObjective
 from tests import dense
@@ -32,7 +33,7 @@ def around(
     """The function of a step without preconditioner whose three sets are the same; V and θ."""
     gradient = objective.value_and_gradient(data).gradient
     product = Curvature().at(objective, data)
-    subspace = krylov_basis(product, torch.clone, gradient, [], dimension)
+    subspace = krylov_basis(product, Identity(), gradient, [], dimension)
     theta = objective.parameters.copy()
     coordinates = Coordinates(subspace.curvature, EPSILON)
     function = SubspaceObjective(objective, as_samples(data), theta, subspace, coordinates)

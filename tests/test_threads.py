@@ -54,7 +54,7 @@ samples = InMemory(Batch(torch.empty(100_000, 0), torch.empty(100_000, 0), 100_0
 basis, curvature = torch.randn(81, 81), torch.eye(81)
 before = threads()
 draw(samples, SubsetSizes(100, 100, 80), generator)
-coordinates = Coordinates(cut(basis, curvature).curvature, 1e-4)
+coordinates = Coordinates(cut(basis, curvature, torch.ones(81)).curvature, 1e-4)
 noise_of_sum(torch.randn(4, 7_500, dtype=torch.float64, generator=generator))
 
 def function(a):

@@ -97,16 +97,15 @@ class Placement(Protocol):
         """
 
 
-class Replicated:
-    """Every rank keeps whole vectors.
+class Alone:
+    """One process keeps whole vectors.
 
     Args:
-        ranks: that hold the same vectors.
         size: n.
     """
 
-    def __init__(self, ranks: Ranks, size: int) -> None:
-        self._ranks, self.size = ranks, size
+    def __init__(self, size: int) -> None:
+        self.size = size
 
     def own(self, vector: Tensor) -> Tensor:
         """The vector."""
@@ -117,20 +116,41 @@ class Replicated:
         return part
 
     def total(self, vector: Tensor) -> Tensor:
-        """One all-reduce of n numbers."""
-        return self._ranks.sum_vector(vector)
+        """The vector."""
+        return vector
 
     def dots(self, numbers: Tensor) -> Tensor:
         """As they are."""
         return numbers
 
     def settled(self, numbers: Tensor) -> Tensor:
-        """Rank 0's."""
-        return self._ranks.agreed(numbers)
+        """As they are."""
+        return numbers
 
     def to_project(self, vector: Tensor) -> Tensor:
-        """The vector: each rank projects its own."""
+        """The vector: each process projects its own."""
         return vector
+
+
+class Replicated(Alone):
+    """Every rank keeps whole vectors.
+
+    Args:
+        ranks: that hold the same vectors.
+        size: n.
+    """
+
+    def __init__(self, ranks: Ranks, size: int) -> None:
+        super().__init__(size)
+        self._ranks = ranks
+
+    def total(self, vector: Tensor) -> Tensor:
+        """One all-reduce of n numbers."""
+        return self._ranks.sum_vector(vector)
+
+    def settled(self, numbers: Tensor) -> Tensor:
+        """Rank 0's."""
+        return self._ranks.agreed(numbers)
 
 
 class Sharded:
@@ -181,6 +201,7 @@ class StoredBasis:
         storage: how rows are kept.
 
     Attributes:
+        stored: the rows as they are kept.
         count: how many rows there are.
         dtype: of the vectors that it takes and gives.
         device: of them.
@@ -193,95 +214,105 @@ class StoredBasis:
         self.dtype, self.device = like.dtype, like.device
         device = storage.device or like.device
         self._fetched = like.is_cuda and device.type == "cpu"
-        self._rows = torch.zeros(
+        self.stored = torch.zeros(
             slots,
             size,
             dtype=storage.dtype or like.dtype,
             device=device,
             pin_memory=self._fetched,
         )
-        self._plain = self._rows.dtype == like.dtype and self._rows.device == like.device
+        self._plain = self.stored.dtype == like.dtype and self.stored.device == like.device
         # One stream for all copies to and from the host, which so keep their order.
         self._copies = torch.cuda.Stream(like.device) if self._fetched else None
         self.count = slots
 
     @property
+    def rounded(self) -> bool:
+        """Whether rows are kept less exactly than vectors come."""
+        return self.stored.dtype != self.dtype
+
+    @property
     def epsilon(self) -> float:
         """Machine epsilon of a stored number."""
-        return torch.finfo(self._rows.dtype).eps
+        return torch.finfo(self.stored.dtype).eps
 
     def put(self, k: int, vector: Tensor) -> None:
         """Keep a vector [m] as row k."""
         if self._copies is None:
-            self._rows[k].copy_(vector)
+            self.stored[k].copy_(vector)
             return
         self._copies.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._copies):
             # Rounded on the device, so that fewer bytes travel.
-            self._rows[k].copy_(vector.to(self._rows.dtype), non_blocking=True)
+            self.stored[k].copy_(vector.to(self.stored.dtype), non_blocking=True)
         vector.record_stream(self._copies)
 
     def get(self, k: int) -> Tensor:
-        """Row k as a new vector [m]."""
+        """Row k as a vector [m] to read."""
         if self._copies is None:
-            return self._rows[k].to(self.device, self.dtype, copy=True)
+            return self.stored[k].to(self.device, self.dtype)
         with torch.cuda.stream(self._copies):
-            fetched = self._rows[k].to(self.device, non_blocking=True)
+            fetched = self.stored[k].to(self.device, non_blocking=True)
         return self._use(fetched)
 
     def move(self, source: int, target: int) -> None:
         """Copy a row to another place."""
         if self._copies is not None:
             self._copies.synchronize()
-        self._rows[target].copy_(self._rows[source])
+        self.stored[target].copy_(self.stored[source])
 
     def cut(self, rows: int) -> None:
         """Only the first rows count from now on."""
         self.count = rows
 
-    def times(self, count: int, vector: Tensor) -> Tensor:
-        """The inner products of the first rows with a vector [m]: [count]."""
+    def times(self, rows: slice, vector: Tensor) -> Tensor:
+        """The inner products of some rows with a vector [m]."""
         if self._plain:
-            return self._rows[:count] @ vector
-        total = vector.new_zeros(count)
-        for columns, block in self._blocks(count):
+            return self.stored[rows] @ vector
+        total = vector.new_zeros(rows.stop - rows.start)
+        for columns, block in self._blocks(rows):
             total += block @ vector[columns]
         return total
 
-    def combine(self, coefficients: Tensor) -> Tensor:
-        """Σ c_k row k as a new vector [m], for c [count]."""
+    def combine(self, rows: slice, coefficients: Tensor) -> Tensor:
+        """Σ c_k row k over some rows as a new vector [m]."""
         if self._plain:
-            return self._rows[: len(coefficients)].t() @ coefficients
-        result = coefficients.new_empty(self._rows.shape[1])
-        for columns, block in self._blocks(len(coefficients)):
+            return self.stored[rows].t() @ coefficients
+        result = coefficients.new_empty(self.stored.shape[1])
+        for columns, block in self._blocks(rows):
             result[columns] = block.t() @ coefficients
         return result
 
-    def _blocks(self, count: int) -> Iterator[tuple[slice, Tensor]]:
-        """Columns of the first rows [count, …] where and as they are multiplied with.
+    def subtracted(self, vector: Tensor, rows: slice, coefficients: Tensor) -> Tensor:
+        """The vector [m] less what `combine` gives; overwrites it."""
+        if self._plain:
+            return vector.addmv_(self.stored[rows].t(), coefficients, alpha=-1)
+        return vector.sub_(self.combine(rows, coefficients))
+
+    def _blocks(self, rows: slice) -> Iterator[tuple[slice, Tensor]]:
+        """Columns of some rows where and as they are multiplied with.
 
         From the host the next block is on its way while the last one is in use.
         """
-        size = self._rows.shape[1]
+        size, count = self.stored.shape[1], rows.stop - rows.start
         width = min(LARGEST_BLOCK // max(1, count), max(NARROWEST, size // PARTS))
         spans = [slice(start, min(start + width, size)) for start in range(0, size, width)]
-        coming = self._fetch(count, spans[0]) if spans else None
+        coming = self._fetch(rows, spans[0]) if spans else None
         for index, columns in enumerate(spans):
             assert coming is not None
             block = self._use(coming)
-            coming = self._fetch(count, spans[index + 1]) if index + 1 < len(spans) else None
+            coming = self._fetch(rows, spans[index + 1]) if index + 1 < len(spans) else None
             yield columns, block
 
-    def _fetch(self, count: int, columns: slice) -> Tensor:
+    def _fetch(self, rows: slice, columns: slice) -> Tensor:
         if self._copies is None:
-            return self._rows[:count, columns]
+            return self.stored[rows, columns]
         # Row by row: a part of a row is one piece of memory, a part of many rows is not.
         with torch.cuda.stream(self._copies):
-            block = torch.empty(
-                count, columns.stop - columns.start, dtype=self._rows.dtype, device=self.device
-            )
-            for k in range(count):
-                block[k].copy_(self._rows[k, columns], non_blocking=True)
+            pinned = self.stored[rows, columns]
+            block = torch.empty(pinned.shape, dtype=pinned.dtype, device=self.device)
+            for target, row in zip(block, pinned, strict=True):
+                target.copy_(row, non_blocking=True)
         return block
 
     def _use(self, fetched: Tensor) -> Tensor:

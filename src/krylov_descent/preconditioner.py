@@ -1,7 +1,7 @@
-"""D⁻¹ applied to a vector (paper, Section 4).
+"""D, with which the Krylov space is made (paper, Section 4) and its vectors are measured.
 
 A preconditioner is made up-to-date once per step, in the walk over set A that finds the
-gradient, and then divides vectors. KSD needs D only up to a constant factor.
+gradient, and then divides and multiplies vectors. KSD needs D only up to a constant factor.
 """
 
 from dataclasses import replace
@@ -14,9 +14,19 @@ from krylov_descent.objective import Objective
 from krylov_descent.sums import Evaluation
 
 
+class Metric(Protocol):
+    """A symmetric positive definite matrix D."""
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """D⁻¹ vector as a new vector [n]."""
+
+    def multiply(self, vector: Tensor) -> Tensor:
+        """D vector as a new vector [n]."""
+
+
 @runtime_checkable
-class Preconditioner(Protocol):
-    """What KSD asks of a preconditioner; any object with these two methods will do."""
+class Preconditioner(Metric, Protocol):
+    """What KSD asks of a preconditioner; any object with these three methods will do."""
 
     def update(self, objective: Objective, data: Any) -> Evaluation:
         """Walk over A once, make D, and return value and gradient found on the way.
@@ -25,28 +35,44 @@ class Preconditioner(Protocol):
         that can be walked over only once.
         """
 
-    def solve(self, vector: Tensor) -> Tensor:
-        """D⁻¹ vector as a new vector [n]; D is symmetric positive definite."""
-
 
 @runtime_checkable
 class EntrywisePreconditioner(Preconditioner, Protocol):
     """One that acts on each entry by itself, and so on a part of a vector."""
 
-    def solve_part(self, vector: Tensor, part: slice) -> Tensor:
-        """D⁻¹ on a part of a vector, as a new vector."""
+    def part(self, part: slice) -> Metric:
+        """D for this part of vectors."""
 
 
 @runtime_checkable
 class InPlace(Preconditioner, Protocol):
-    """A preconditioner whose `solve` is kernels alone: on a GPU it is recorded with the basis."""
+    """One that divides by kernels alone: on a GPU these are recorded with the basis."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What `solve` reads: the same tensors at every step, updated in place."""
+        """What `solve` and `multiply` read: the same at every step, updated in place."""
 
 
-class FisherDiagonal:
+class Diagonal:
+    """D as its diagonal [n]."""
+
+    def __init__(self, diagonal: Tensor) -> None:
+        self.diagonal = diagonal
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """The vector divided by D, entry by entry."""
+        return vector / self.diagonal
+
+    def multiply(self, vector: Tensor) -> Tensor:
+        """The vector times D, entry by entry."""
+        return vector * self.diagonal
+
+    def part(self, part: slice) -> Metric:
+        """That part of the diagonal."""
+        return Diagonal(self.diagonal[part])
+
+
+class FisherDiagonal(Diagonal):
     """D = diagonal of the Fisher matrix on A, plus λ, floored to ε times its maximum.
 
     The diagonal is the mean of the squared per-sample gradients (not the square of the mean
@@ -57,8 +83,8 @@ class FisherDiagonal:
     """
 
     def __init__(self, epsilon: float = 1e-4) -> None:
+        super().__init__(torch.empty(0))
         self._epsilon = epsilon
-        self.diagonal = torch.empty(0)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -78,14 +104,6 @@ class FisherDiagonal:
         torch.clamp(found.squares, min=floor, out=self.diagonal)
         return replace(found, squares=found.squares.new_empty(0))
 
-    def solve(self, vector: Tensor) -> Tensor:
-        """The vector divided by D, entry by entry."""
-        return vector / self.diagonal
-
-    def solve_part(self, vector: Tensor, part: slice) -> Tensor:
-        """A part of a vector divided by that part of D."""
-        return vector / self.diagonal[part]
-
 
 class Identity:
     """D = 1: no preconditioning."""
@@ -100,9 +118,13 @@ class Identity:
         """The vector itself, copied."""
         return vector.clone()
 
-    def solve_part(self, vector: Tensor, part: slice) -> Tensor:
-        """The part itself, copied."""
+    def multiply(self, vector: Tensor) -> Tensor:
+        """The vector itself, copied."""
         return vector.clone()
+
+    def part(self, part: slice) -> Metric:
+        """The same for any part."""
+        return self
 
 
 def make_preconditioner(given: "str | Preconditioner", epsilon: float) -> Preconditioner:
@@ -115,5 +137,5 @@ def make_preconditioner(given: "str | Preconditioner", epsilon: float) -> Precon
         return given
     raise ValueError(
         "`preconditioner` must be 'fisher-diagonal', 'identity' or an object with "
-        f"update(objective, data) and solve(vector), found {given!r}"
+        f"update(objective, data), solve(vector) and multiply(vector), found {given!r}"
     )

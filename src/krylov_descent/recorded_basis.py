@@ -34,9 +34,9 @@ def recorded_basis(
 
     def build(
         network: Network, batch: Batch, gradient: Tensor, scale: Tensor, *previous_steps: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         products, joining = product.over(network, batch, scale), list(previous_steps)
-        return krylov_slots(products, preconditioner.solve, gradient, joining, dimension)
+        return krylov_slots(products, preconditioner, gradient, joining, dimension)
 
     recordings = product.objective.recordings
     recording = recordings.load(
@@ -50,10 +50,10 @@ def recorded_basis(
     )
     if recording is None:
         return None
-    slots, curvature = recording()
+    slots, curvature, lengths = recording()
     # Asked for while the GPU is busy with the basis, which hides what it costs.
     if not bool(recordings.still_true(batch)):
         recordings.clear()
         return None
     product.products += len(slots)
-    return cut(slots, curvature, stays=True)
+    return cut(slots, curvature, lengths, stays=True)

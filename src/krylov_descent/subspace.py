@@ -1,30 +1,29 @@
-"""The Krylov subspace, the curvature in it, and coordinates in which it is round.
+"""The Krylov subspace at hand, and coordinates in which the curvature in it is round.
 
-`krylov_basis` is the paper's Algorithm 2: orthonormal vectors that span
-{ (D⁻¹H)ᵏ D⁻¹g, 0 ≤ k < K } and previous steps, with H̄ = VᵀHV on the way. `Coordinates`
-is the further preconditioning of Algorithm 3: H̄ with floored eigenvalues, Ĥ = CCᵀ, and
-V̄ = VC⁻ᵀ. V̄ is never formed; C⁻ᵀ acts on the small vectors.
+`krylov_basis` is the paper's Algorithm 2 (see `krylov`). `Coordinates` is the further
+preconditioning of Algorithm 3: H̄ with floored eigenvalues, Ĥ = CCᵀ, and V̄ = VC⁻ᵀ. V̄ is never
+formed; C⁻ᵀ acts on the small vectors.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from krylov_descent.basis import Alone, Storage, StoredBasis
+from krylov_descent.krylov import (
+    Product,
+    curvature_between,
+    directions_in,
+    fill_with_krylov_space,
+)
+from krylov_descent.preconditioner import Metric
 from krylov_descent.threads import one_thread
-
-Product = Callable[[Tensor], Tensor]
-
-# Of a new direction, what is left after orthogonalisation counts as nothing below this many
-# units of rounding: it would be a random vector.
-BREAKDOWN_UNITS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class Subspace:
-    """Orthonormal vectors and the curvature between them.
+    """Vectors that are orthonormal in D, and the curvature between them.
 
     Attributes:
         basis: V as rows [r, n]; r ≤ K + m with m previous steps.
@@ -54,114 +53,58 @@ class Subspace:
 
 def krylov_basis(
     product: Product,
-    solve: Product,
+    metric: Metric,
     gradient: Tensor,
     previous_steps: list[Tensor],
     dimension: int,
 ) -> Subspace:
-    """Algorithm 2, safe against breakdown, with any number of previous steps.
+    """Algorithm 2 in one process.
 
     Args:
         product: v → Hv, vectors [n].
-        solve: v → D⁻¹v.
+        metric: D.
         gradient: g [n], finite and not zero.
-        previous_steps: m vectors [n], which join as the last directions in this order; none on the
-            first step. Emptied, so that nothing but the basis holds them.
+        previous_steps: m vectors [n], which join as the last directions in this order. Emptied.
         dimension: K, the dimension of the Krylov part.
 
-    With a good preconditioner D⁻¹H is near the identity and a new direction may vanish. Then the
-    Krylov part ends; a previous step still joins unless it lies in the span already. On a
-    GPU that takes no decision on the host: a vanished direction becomes zero, as does all that
-    follows from it, and the rank is cut when H̄ is read at the end.
-
-    Cost: r products, D⁻¹ each, and 6rn multiply-adds for each new vector. Memory: K + m vectors.
+    Memory: K + m vectors, and three while it is made.
     """
-    return cut(*krylov_slots(product, solve, gradient, previous_steps, dimension))
+    return cut(*krylov_slots(product, metric, gradient, previous_steps, dimension))
 
 
 def krylov_slots(
     product: Product,
-    solve: Product,
+    metric: Metric,
     gradient: Tensor,
     previous_steps: list[Tensor],
     dimension: int,
-) -> tuple[Tensor, Tensor]:
-    """Algorithm 2 before the rank is cut: rows that may be zero [K + m, n], and H̄'s rows.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Algorithm 2 before the rank is cut: rows that may be zero [K + m, n], H̄, squared lengths.
 
     The arguments are those of `krylov_basis`. On a GPU nothing is read on the host.
     """
     size = gradient.numel()
-    krylov = min(dimension, size)
-    slots = krylov + len(previous_steps)
-    basis = gradient.new_zeros(slots, size)
-    curvature = torch.zeros(slots, slots, dtype=gradient.dtype, device=gradient.device)
-    # They wait in their slots, which takes no memory of its own; H̄ does not see them there.
-    for slot in range(krylov, slots):
-        basis[slot] = previous_steps.pop(0)
-
-    def curved(k: int) -> Tensor:
-        """w = Hv_k; on the way the row wᵀV of H̄, as far as the diagonal."""
-        w = product(basis[k])
-        curvature[k, : k + 1] = basis[: k + 1] @ w
-        return w
-
-    def vanished(k: int) -> bool:
-        # Reading a number costs a GPU a stop, and a CPU nothing.
-        return not basis.is_cuda and not bool(basis[k].any())
-
-    first = solve(gradient)
-    basis[0] = first / first.norm()
-    del first
-    for k in range(1, krylov):
-        basis[k] = _new_direction(basis[:k], solve(curved(k - 1)))
-        if vanished(k):
-            break
-    else:
-        curved(krylov - 1)
-    for slot in range(krylov, slots):
-        basis[slot] = _new_direction(basis[:slot], basis[slot])
-        if not vanished(slot):
-            curved(slot)
-    return basis, curvature
+    slots = min(dimension, size) + len(previous_steps)
+    rows = StoredBasis(slots, size, gradient, Storage())
+    filled = fill_with_krylov_space(rows, product, metric, gradient, previous_steps, Alone(size))
+    return rows.stored, *filled
 
 
-def _new_direction(basis: Tensor, u: Tensor) -> Tensor:
-    """What u adds to the span of the rows of the basis, normalised; zero if that is nothing.
-
-    Orthogonalised twice: once leaves an error of rounding times the part that was removed,
-    which can be most of u. Overwrites u.
-    """
-    before = u.norm()
-    for _ in range(2):
-        u.addmv_(basis.t(), basis @ u, alpha=-1)
-    after = u.norm()
-    vanished = after <= BREAKDOWN_UNITS * torch.finfo(u.dtype).eps * before
-    return torch.where(vanished, 0.0, u.div_(after))
-
-
-def cut(basis: Tensor, curvature: Tensor, *, stays: bool = False) -> Subspace:
-    """Leave out the zero rows, in place; the lower triangle of H̄ is the whole of it.
+def cut(basis: Tensor, curvature: Tensor, lengths: Tensor, *, stays: bool = False) -> Subspace:
+    """Leave out the rows that vanished, in place.
 
     Args:
         basis: rows, some of them zero, [K + m, n].
         curvature: between them, [K + m, K + m].
+        lengths: of the rows before they were made 1, squared; zero for those to leave out.
         stays: whether the basis is in the same place at every step.
     """
-    # Not any(dim=1), which makes a boolean copy of the whole basis: (K + m)/4 vectors.
-    kept = (torch.linalg.vector_norm(basis, dim=1) != 0).cpu()
-    rows = kept.nonzero()[:, 0].tolist()
+    rows = directions_in(lengths)
     for slot, row in enumerate(rows):
         if slot != row:
             basis[slot] = basis[row]
     between = curvature_between(rows, curvature)
     return Subspace(basis[: len(rows)], between, basis if stays else None)
-
-
-def curvature_between(rows: Sequence[int], curvature: Tensor) -> Tensor:
-    """H̄ of these rows alone, symmetric, from its lower triangle; float64 on the CPU."""
-    # By NumPy: torch's tril and indices wake all threads of the CPU (see `threads`).
-    lower = np.tril(curvature.to("cpu", torch.float64).numpy()[np.ix_(rows, rows)])
-    return torch.from_numpy(lower + np.tril(lower, -1).T)
 
 
 class Coordinates:

@@ -39,7 +39,7 @@ def assert_same(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
         assert torch.equal(one["state"], found[0]["state"])
         assert one["results"] == found[0]["results"]
     for name in ("parameters", "state"):
-        torch.testing.assert_close(found[0][name], expected[name], rtol=0, atol=1e-10)
+        torch.testing.assert_close(found[0][name], expected[name], rtol=0, atol=1e-9)
     for one, other in zip(found[0]["results"], expected["results"], strict=True):
         assert one == pytest.approx(other, rel=1e-9)
 

@@ -15,6 +15,7 @@ from krylov_descent.curvature import Curvature
 from krylov_descent.distributed import Ranks
 from krylov_descent.objective import Objective
 from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.preconditioner import Diagonal, Identity
 from krylov_descent.spread_objective import SpreadObjective
 from krylov_descent.stored_subspace import stored_krylov_basis
 from krylov_descent.subspace import Coordinates
@@ -99,7 +100,7 @@ def pieces_of_a_step(sizes: Sequence[int], dtype: torch.dtype) -> dict[str, Tens
     along = torch.linspace(-1, 1, found.gradient.numel(), dtype=dtype)
     subspace = stored_krylov_basis(
         Curvature().at(objective, data).part,
-        lambda v: v / found.squares.clamp(min=1e-4 * float(found.squares.max())),
+        Diagonal(found.squares.clamp(min=1e-4 * float(found.squares.max()))),
         found.gradient,
         [along, along.square()],
         5,
@@ -130,7 +131,7 @@ def numbers_of_a_sharded_basis(dimension: int) -> int:
     ranks = Ranks(torch.device("cpu"))
     subspace = stored_krylov_basis(
         lambda v: diagonal * v / ranks.size,
-        torch.clone,
+        Identity(),
         gradient,
         [gradient.flip(0)],
         dimension,
@@ -138,7 +139,7 @@ def numbers_of_a_sharded_basis(dimension: int) -> int:
         storage=Storage(),
     )
     assert subspace.rank == dimension + 1
-    return subspace.rows._rows.numel()
+    return subspace.rows.stored.numel()
 
 
 def agreement_of_sums() -> list[Tensor]:

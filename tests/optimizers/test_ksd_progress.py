@@ -102,6 +102,9 @@ class Diagonal:
     def solve(self, vector: Tensor) -> Tensor:
         return vector / self.diagonal
 
+    def multiply(self, vector: Tensor) -> Tensor:
+        return vector * self.diagonal
+
 
 @pytest.mark.parametrize("uniform", [True, False])
 def test_a_preconditioner_of_ones_own(uniform: bool) -> None:

@@ -224,6 +224,8 @@ def test_autocast_is_for_the_forward_pass_alone() -> None:
             assert not torch.is_autocast_enabled("cpu")
             return vector.clone()
 
+        multiply = solve
+
     optimizers = [
         KSD(model, nn.MSELoss(), dimension=3, preconditioner=preconditioner)
         for preconditioner in ("fisher-diagonal", Watched())

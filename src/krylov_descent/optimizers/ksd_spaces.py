@@ -7,7 +7,6 @@ parts (`stored_subspace`, `spread_objective`).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -17,7 +16,7 @@ from krylov_descent.basis import Replicated, Sharded, Storage
 from krylov_descent.batches import Samples
 from krylov_descent.curvature import CurvatureProduct
 from krylov_descent.objective import Objective
-from krylov_descent.preconditioner import EntrywisePreconditioner, Preconditioner
+from krylov_descent.preconditioner import EntrywisePreconditioner, Metric, Preconditioner
 from krylov_descent.recorded_basis import recorded_basis
 from krylov_descent.spread_objective import SpreadObjective
 from krylov_descent.stored_subspace import StoredSubspace, stored_krylov_basis
@@ -56,7 +55,7 @@ class Spaces:
         if self.basis == "sharded" and not isinstance(self.preconditioner, EntrywisePreconditioner):
             raise ValueError(
                 "`basis='sharded'` needs a preconditioner that acts entry by entry, with a method "
-                f"solve_part(vector, part), which {type(self.preconditioner).__name__} has not: "
+                f"part(slice), which {type(self.preconditioner).__name__} has not: "
                 "use 'fisher-diagonal' or 'identity', or basis='replicated'"
             )
 
@@ -82,7 +81,7 @@ class Spaces:
             to_come = [torch.zeros_like(gradient)] * (self.previous_steps - len(joining))
             found = recorded_basis(product, preconditioner, gradient, joining + to_come, dimension)
         if found is None:
-            found = krylov_basis(product, preconditioner.solve, gradient, joining, dimension)
+            found = krylov_basis(product, preconditioner, gradient, joining, dimension)
         return found
 
     def _stored(
@@ -90,14 +89,14 @@ class Spaces:
     ) -> StoredSubspace:
         ranks, size = product.objective.ranks, gradient.numel()
         placement: Replicated | Sharded = Replicated(ranks, size)
-        solve = self.preconditioner.solve
+        metric: Metric = self.preconditioner
         if self.basis == "sharded":
             placement = Sharded(ranks, size)
             assert isinstance(self.preconditioner, EntrywisePreconditioner)
-            solve = partial(self.preconditioner.solve_part, part=placement.part)
+            metric = self.preconditioner.part(placement.part)
         return stored_krylov_basis(
             product.part,
-            solve,
+            metric,
             gradient,
             previous(),
             self.dimension,

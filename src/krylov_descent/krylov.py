@@ -1,0 +1,136 @@
+"""Algorithm 2 of the paper: vectors that span { (D⁻¹H)ᵏ D⁻¹g, 0 ≤ k < K } and previous steps.
+
+They are orthonormal in the inner product of D, VᵀDV = 1, where the paper has 1 for D: the same
+subspace. There D⁻¹H is symmetric, so that of a new vector the last two rows have nearly
+everything that the rows have (Lanczos). That goes first, and one look at all the rows is enough
+for the rest, where Gram and Schmidt take two, and H̄ = VᵀHV a third.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from krylov_descent.basis import Placement, StoredBasis
+from krylov_descent.preconditioner import Metric
+
+Product = Callable[[Tensor], Tensor]
+
+# Of a new direction, what is left after orthogonalisation counts as nothing below this many
+# units of rounding: it would be a random vector.
+BREAKDOWN_UNITS = 100.0
+
+
+def fill_with_krylov_space(
+    rows: StoredBasis,
+    product: Product,
+    metric: Metric,
+    gradient: Tensor,
+    previous_steps: list[Tensor],
+    placement: Placement,
+) -> tuple[Tensor, Tensor]:
+    """Algorithm 2, safe against breakdown, with any number of previous steps.
+
+    Args:
+        rows: for V; K of the Krylov space, and m of the previous steps.
+        product: v [n] → this rank's part of Hv [n], which add up over ranks.
+        metric: D on the part of a vector that the placement keeps.
+        gradient: g [n], finite and not zero, the same on all ranks.
+        previous_steps: m vectors [n], which join as the last directions in this order; none on the
+            first step. Emptied, so that nothing but the rows holds them.
+        placement: which part of each vector this rank keeps.
+
+    Returns:
+        H̄ [K + m, K + m], of which the lower triangle counts, and the squared lengths of the
+        directions before they were made 1 [K + m]: zero for one that vanished, whose row is zero.
+
+    With a good preconditioner D⁻¹H is near the identity and a new direction may vanish. Then the
+    Krylov part ends; a previous step still joins unless it lies in the span already. On a
+    GPU that takes no decision on the host: a vanished direction becomes zero, as does all that
+    follows from it.
+
+    Cost: r products, D⁻¹ each, and 2rn multiply-adds for each new vector. For each product, what
+    the placement sends.
+    """
+    krylov = rows.count - len(previous_steps)
+    curvature = gradient.new_zeros(rows.count, rows.count)
+    lengths = gradient.new_zeros(rows.count)
+    for slot in range(krylov, rows.count):
+        rows.put(slot, placement.own(previous_steps.pop(0)))  # where they wait
+
+    def curved(k: int) -> Tensor:
+        """Hv_k."""
+        return placement.total(product(placement.whole(rows.get(k))))
+
+    def times(which: slice, w: Tensor) -> Tensor:
+        return placement.dots(rows.times(which, w))
+
+    def dot(a: Tensor, b: Tensor) -> Tensor:
+        return placement.settled(placement.dots(a @ b))
+
+    def add(k: int, u: Tensor, squared: Tensor, before: Tensor) -> bool:
+        """Make row k of what is left of u, of these squared lengths; False if it is seen to be 0.
+
+        What is stored less exactly cannot tell a smaller remainder from its own rounding.
+        """
+        least = max(BREAKDOWN_UNITS * torch.finfo(u.dtype).eps, rows.epsilon)
+        vanished = squared <= least**2 * before
+        rows.put(k, torch.where(vanished, 0.0, u.div_(squared.sqrt())))
+        lengths[k] = torch.where(vanished, 0.0, squared)
+        # Reading a number costs a GPU a stop, and a CPU nothing. NaN goes on, and is found in H̄.
+        return u.is_cuda or float(lengths[k]) != 0
+
+    def add_next(k: int) -> bool:
+        """Row k of D⁻¹Hv, v the row before; on the way that one's row of H̄."""
+        w = curved(k - 1)
+        known, near = slice(0, k), slice(max(0, k - 2), k)
+        if rows.rounded:
+            curvature[k - 1, known] = times(known, w)
+        along = times(near, w)
+        w.sub_(metric.multiply(rows.combine(near, along)))
+        found = times(known, w)
+        u = rows.subtracted(metric.solve(w), known, found)
+        squared = dot(u, w)  # uᵀDu, since u is orthogonal to the rows
+        found[near] += along
+        if not rows.rounded:  # VᵀDV = 1, and so this is Vᵀ(Hv), too
+            curvature[k - 1, known] = found
+        return add(k, u, squared, squared + found @ found)
+
+    def add_previous(k: int) -> bool:
+        """Row k of the previous step that waits there, orthogonalised twice."""
+        u, known = rows.get(k).clone(), slice(0, k)
+        before = dot(u, metric.multiply(u))
+        for _ in range(2):
+            u = rows.subtracted(u, known, times(known, metric.multiply(u)))
+        return add(k, u, dot(u, metric.multiply(u)), before)
+
+    def measure(k: int) -> None:
+        """The row of H̄ of a direction that no other follows from."""
+        curvature[k, : k + 1] = times(slice(0, k + 1), curved(k))
+
+    own = placement.own(gradient)
+    first = metric.solve(own)
+    squared = dot(first, own)
+    alive = add(0, first, squared, squared)
+    del own, first
+    for k in range(1, krylov):
+        alive = alive and add_next(k)
+    if alive:
+        measure(krylov - 1)
+    for slot in range(krylov, rows.count):
+        if add_previous(slot):
+            measure(slot)
+    return placement.settled(curvature), lengths
+
+
+def directions_in(lengths: Tensor) -> list[int]:
+    """The rows that did not vanish."""
+    return (lengths != 0).cpu().nonzero()[:, 0].tolist()
+
+
+def curvature_between(rows: Sequence[int], curvature: Tensor) -> Tensor:
+    """H̄ of these rows alone, symmetric, from its lower triangle; float64 on the CPU."""
+    # By NumPy: torch's tril and indices wake all threads of the CPU (see `threads`).
+    lower = np.tril(curvature.to("cpu", torch.float64).numpy()[np.ix_(rows, rows)])
+    return torch.from_numpy(lower + np.tril(lower, -1).T)
