@@ -73,10 +73,11 @@ class Diagonal:
 
 
 class FisherDiagonal(Diagonal):
-    """D = diagonal of the Fisher matrix on A, plus λ, floored to ε times its maximum.
+    """D = diagonal of the Fisher matrix on A, plus λ, relative to its maximum, and at least ε.
 
     The diagonal is the mean of the squared per-sample gradients (not the square of the mean
-    gradient). A gradient that is zero everywhere gives D = 1.
+    gradient). A gradient that is zero everywhere gives D = 1. In D between ε and 1 a vector has a
+    length like its own, so that small gradients make no products overflow in half precision.
 
     Args:
         epsilon: the floor relative to the largest entry; the paper's ε.
@@ -97,11 +98,12 @@ class FisherDiagonal(Diagonal):
         objective.parameters.add_decay_constant(found.squares)
         largest = found.squares.max()
         # Without a host decision: where the largest is zero, everything becomes one.
-        floor = torch.where(largest > 0, self._epsilon * largest, 1.0)
+        floor = torch.where(largest > 0, self._epsilon, 1.0)
         if self.diagonal.shape != found.squares.shape or self.diagonal.device != floor.device:
             self.diagonal = torch.empty_like(found.squares)
         # In place, where recorded kernels look for it.
-        torch.clamp(found.squares, min=floor, out=self.diagonal)
+        relative = found.squares.div_(torch.where(largest > 0, largest, 1.0))
+        torch.clamp(relative, min=floor, out=self.diagonal)
         return replace(found, squares=found.squares.new_empty(0))
 
 

@@ -249,6 +249,17 @@ def test_autocast_is_for_the_forward_pass_alone() -> None:
     assert seen == {torch.float32}
 
 
+def test_small_gradients_make_no_products_overflow_in_half_precision() -> None:
+    """A vector of length 1 in a D of 1e-12 has numbers that float16 does not know."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return 1e-5 * (outputs.float() - targets).square().mean(1)
+
+    optimizer = KSD(network(), loss, dimension=3)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert optimizer.step(samples()).status.moved
+
+
 def test_a_step_under_no_grad_is_a_step() -> None:
     """The loop of torch.optim often runs so."""
     model, twin = network(), network()
