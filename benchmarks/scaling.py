@@ -63,12 +63,12 @@ def traffic(step: Step) -> Traffic:
     }
     if not step.sharded:
         found["basis", "all-reduce"] = Sent(1 + products, 2 * SMALL + products * vector)
-        found["basis", "broadcast"] = Sent(lengths + 1, (lengths + products**2) * step.width)
+        found["basis", "broadcast"] = Sent(lengths + 1, (lengths + 2 * products**2) * step.width)
         return found
     # With the last two of the k rows before, then with all of them; twice with all for the
-    # previous step. H̄ is made of these, but for its last two rows.
-    dots = [min(k, 2) + k for k in range(1, K)] + [2 * K, K, products]
-    calls = 2 * len(dots[:-2]) + 2
+    # previous step. H̄ is made of these, but for its last two rows. Then VᵀV.
+    dots = [min(k, 2) + k for k in range(1, K)] + [2 * K, K, products, products**2]
+    calls = 2 * len(dots[:-3]) + 3
     found["basis", "all-reduce"] = Sent(
         1 + calls + lengths, 2 * SMALL + (sum(dots) + lengths) * step.width
     )

@@ -107,6 +107,7 @@ def test_blocks_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> No
     for some in (slice(0, 4), slice(1, 5)):
         torch.testing.assert_close(store.times(some, v), rounded[some] @ v)
         torch.testing.assert_close(store.combine(some, c), rounded[some].t() @ c)
+    torch.testing.assert_close(store.gram(), (rounded @ rounded.t()).tril())
     store.move(3, 1)
     assert torch.equal(store.get(1), rounded[3])
 
@@ -115,14 +116,19 @@ def test_blocks_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> No
     "options", [{"basis_dtype": torch.bfloat16}, {"basis": "sharded"}, {"basis_device": "cpu"}]
 )
 def test_training_goes_as_well(options: dict[str, Any]) -> None:
-    models = net(), net()
-    plain = KSD(models[0], nn.CrossEntropyLoss(), dimension=8)
-    other = KSD(models[1], nn.CrossEntropyLoss(), dimension=8, **options)
-    for _ in range(6):
-        expected, found = plain.step(classes()), other.step(classes())
-    assert found.loss_after == pytest.approx(expected.loss_after, rel=0.1)
-    if options == {"basis_device": "cpu"}:  # no change where the parameters are there already
-        assert torch.equal(parameters_of(models[0]), parameters_of(models[1]))
+    # Rounding takes a single run elsewhere, for better or worse; on the mean it should do neither.
+    losses = []
+    for seed in range(8):
+        models = net(seed=seed), net(seed=seed)
+        plain = KSD(models[0], nn.CrossEntropyLoss(), dimension=8)
+        other = KSD(models[1], nn.CrossEntropyLoss(), dimension=8, **options)
+        for _ in range(6):
+            expected, found = plain.step(classes()), other.step(classes())
+        losses.append((found.loss_after, expected.loss_after))
+        if options == {"basis_device": "cpu"}:  # no change where the parameters are there already
+            assert torch.equal(parameters_of(models[0]), parameters_of(models[1]))
+    found_mean, expected_mean = torch.tensor(losses).mean(0).tolist()
+    assert found_mean == pytest.approx(expected_mean, rel=0.1)
 
 
 class OnlyWhole:

@@ -31,9 +31,14 @@ def inverse_transposed_factor(coordinates: Coordinates, rank: int) -> Tensor:
     return torch.stack([coordinates.to_basis(row) for row in eye], dim=1)
 
 
+def coordinates_of(curvature: Tensor, epsilon: float) -> Coordinates:
+    """For orthonormal vectors."""
+    return Coordinates(curvature, torch.eye(len(curvature), dtype=torch.float64), epsilon)
+
+
 def check_coordinates(curvature: Tensor, epsilon: float, tolerance: float = 1e-9) -> None:
     rank = len(curvature)
-    coordinates = Coordinates(curvature, epsilon)
+    coordinates = coordinates_of(curvature, epsilon)
     V_bar = inverse_transposed_factor(coordinates, rank).numpy()
     # V̄ᵀĤV̄ = I.
     identity = V_bar.T @ floored_by_numpy(curvature, epsilon) @ V_bar
@@ -85,7 +90,7 @@ def test_eigenvalues_are_floored_to_epsilon_times_the_largest(
     eigenvalues: list[float], floored: list[float]
 ) -> None:
     H = torch.diag(torch.tensor(eigenvalues, dtype=torch.float64))
-    coordinates = Coordinates(H, 1e-4)
+    coordinates = coordinates_of(H, 1e-4)
     # A diagonal Ĥ has C = √Ĥ, so C⁻ᵀ must be 1/√λ.
     factor = inverse_transposed_factor(coordinates, 3)
     expected = torch.diag(torch.tensor(floored, dtype=torch.float64) ** -0.5)
@@ -95,15 +100,30 @@ def test_eigenvalues_are_floored_to_epsilon_times_the_largest(
 @pytest.mark.parametrize("seed", range(8))
 def test_rounding_of_a_zero_eigenvalue_does_not_set_the_floor(seed: int) -> None:
     negative = symmetric(torch.tensor([-4.0, 0.0, 0.0]), seed)
-    factor = inverse_transposed_factor(Coordinates((negative + negative.t()) / 2, 1e-4), 3)
+    factor = inverse_transposed_factor(coordinates_of((negative + negative.t()) / 2, 1e-4), 3)
     # Ĥ = 4e-4·I whatever the eigenbasis.
     torch.testing.assert_close(factor @ factor.t(), torch.eye(3).double() / 4e-4)
 
 
 def test_ritz_values_are_the_eigenvalues_before_flooring() -> None:
     eigenvalues = torch.tensor([-3.0, 1e-9, 2.0], dtype=torch.float64)
-    found = Coordinates(symmetric(eigenvalues), 1e-4).ritz_values
+    found = coordinates_of(symmetric(eigenvalues), 1e-4).ritz_values
     torch.testing.assert_close(found, eigenvalues, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("eigenvalues", [[1e-9, 0.3, 2.0, 5.0], [-3.0, -1e-3, 0.1, 4.0]], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
+def test_other_vectors_of_the_same_span_have_the_same_coordinates(
+    eigenvalues: list[float], scale: float
+) -> None:
+    """But for a rotation, of which a search takes no notice: V̄V̄ᵀ is the same matrix."""
+    H = symmetric(torch.tensor(eigenvalues, dtype=torch.float64))
+    mix = scale * (torch.eye(4) + 0.3 * numbers(4, 4, seed=3)) * torch.tensor([1.0, 10.0, 0.1, 3.0])
+    plain, other = coordinates_of(H, 1e-4), Coordinates(mix @ H @ mix.t(), mix @ mix.t(), 1e-4)
+    torch.testing.assert_close(other.ritz_values, plain.ritz_values, rtol=1e-9, atol=1e-12)
+    expected = inverse_transposed_factor(plain, 4)
+    found = mix.t() @ inverse_transposed_factor(other, 4)
+    torch.testing.assert_close(found @ found.t(), expected @ expected.t(), rtol=1e-9, atol=1e-9)
 
 
 @given(

@@ -278,6 +278,7 @@ def test_a_basis_in_tf32_is_orthonormal_to_float32() -> None:
         found = krylov_basis(product, Identity(), gradient, [], 20)
     basis = found.basis.double()
     assert found.rank == 20
+    torch.testing.assert_close(found.gram.double(), (basis @ basis.t()).cpu(), atol=1e-5, rtol=0)
     torch.testing.assert_close(
         basis @ basis.t(), torch.eye(20, device=DEVICE, dtype=torch.float64), atol=1e-5, rtol=0
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from krylov_descent.preconditioner import Diagonal, Identity
-from krylov_descent.subspace import Subspace, krylov_basis
+from krylov_descent.subspace import Coordinates, Subspace, krylov_basis
 from tests.matrices import eigenbasis, numbers, symmetric
 
 
@@ -130,6 +130,20 @@ def test_curvature_is_the_dense_projection(spectrum: str, previous: list[Tensor]
     V = subspace.basis
     torch.testing.assert_close(subspace.curvature, V @ H @ V.t(), rtol=0, atol=1e-12)
     assert torch.equal(subspace.curvature, subspace.curvature.t())
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_ritz_values_are_those_of_the_papers_orthonormal_basis(spectrum: str) -> None:
+    H = symmetric(SPECTRA[spectrum])
+    subspace, _ = build(H, DIAGONAL, G, PREVIOUS[2], 6)
+    torch.testing.assert_close(subspace.gram, subspace.basis @ subspace.basis.t())
+    vectors = [G / DIAGONAL]
+    for _ in range(5):
+        vectors.append(H @ vectors[-1] / DIAGONAL)
+    Q = torch.linalg.qr(torch.stack([v / v.norm() for v in vectors + PREVIOUS[2]], 1)).Q
+    expected = torch.linalg.eigvalsh(Q.t() @ H @ Q)
+    found = Coordinates(subspace.curvature, subspace.gram, 1e-4).ritz_values
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
 def test_curvature_is_float64_for_float32_vectors() -> None:

@@ -35,7 +35,7 @@ def around(
     product = Curvature().at(objective, data)
     subspace = krylov_basis(product, Identity(), gradient, [], dimension)
     theta = objective.parameters.copy()
-    coordinates = Coordinates(subspace.curvature, EPSILON)
+    coordinates = Coordinates(subspace.curvature, subspace.gram, EPSILON)
     function = SubspaceObjective(objective, as_samples(data), theta, subspace, coordinates)
     return function, subspace, theta
 
@@ -183,8 +183,8 @@ def measured_and_true_noise(
         exact_objective,
         as_samples((x.double(), wider(t))),
         theta.double(),
-        Subspace(subspace.basis.double(), subspace.curvature),
-        Coordinates(subspace.curvature, EPSILON),
+        Subspace(subspace.basis.double(), subspace.curvature, subspace.gram),
+        Coordinates(subspace.curvature, subspace.gram, EPSILON),
     )
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16), objective.network.algebra():
         start, gradient = f(torch.zeros(subspace.rank, dtype=torch.float64))

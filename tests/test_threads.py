@@ -31,7 +31,7 @@ def test_one_thread_and_then_as_many_as_before() -> None:
 
 def test_an_error_does_not_leave_one_thread_behind() -> None:
     with pytest.raises(RuntimeError, match="linalg"):
-        Coordinates(torch.full((3, 3), torch.nan, dtype=torch.float64), 1e-4)
+        Coordinates(torch.full((3, 3), torch.nan, dtype=torch.float64), torch.eye(3), 1e-4)
     assert torch.get_num_threads() == THREADS
 
 
@@ -51,10 +51,11 @@ def threads():
 torch.set_num_threads(3)
 generator = torch.Generator().manual_seed(0)
 samples = InMemory(Batch(torch.empty(100_000, 0), torch.empty(100_000, 0), 100_000))
-basis, curvature = torch.randn(81, 81), torch.eye(81)
+basis, identity = torch.randn(81, 81), torch.eye(81)
 before = threads()
 draw(samples, SubsetSizes(100, 100, 80), generator)
-coordinates = Coordinates(cut(basis, curvature, torch.ones(81)).curvature, 1e-4)
+subspace = cut(basis, identity, identity, torch.ones(81))
+coordinates = Coordinates(subspace.curvature, subspace.gram, 1e-4)
 noise_of_sum(torch.randn(4, 7_500, dtype=torch.float64, generator=generator))
 
 def function(a):

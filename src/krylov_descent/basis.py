@@ -289,6 +289,16 @@ class StoredBasis:
             return vector.addmv_(self.stored[rows].t(), coefficients, alpha=-1)
         return vector.sub_(self.combine(rows, coefficients))
 
+    def gram(self) -> Tensor:
+        """The inner products of all rows with one another [count, count], the lower triangle.
+
+        Row by row: a product of matrices may be in TensorFloat-32, one with a vector is not.
+        """
+        found = torch.zeros(self.count, self.count, dtype=self.dtype, device=self.device)
+        for k in range(self.count):
+            found[k, : k + 1] = self.times(slice(0, k + 1), self.get(k))
+        return found
+
     def _blocks(self, rows: slice) -> Iterator[tuple[slice, Tensor]]:
         """Columns of some rows where and as they are multiplied with.
 

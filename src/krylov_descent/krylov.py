@@ -1,9 +1,10 @@
 """Algorithm 2 of the paper: vectors that span { (D⁻¹H)ᵏ D⁻¹g, 0 ≤ k < K } and previous steps.
 
-They are orthonormal in the inner product of D, VᵀDV = 1, where the paper has 1 for D: the same
+They are made orthonormal in the inner product of D, VᵀDV = 1, where the paper has VᵀV = 1: the same
 subspace. There D⁻¹H is symmetric, so that of a new vector the last two rows have nearly
 everything that the rows have (Lanczos). That goes first, and one look at all the rows is enough
-for the rest, where Gram and Schmidt take two, and H̄ = VᵀHV a third.
+for the rest, where Gram and Schmidt take two, and H̄ = VᵀHV a third. What the paper does with
+orthonormal vectors is done with the help of VᵀV (`subspace.Coordinates`).
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ def fill_with_krylov_space(
     gradient: Tensor,
     previous_steps: list[Tensor],
     placement: Placement,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Algorithm 2, safe against breakdown, with any number of previous steps.
 
     Args:
@@ -42,15 +43,16 @@ def fill_with_krylov_space(
         placement: which part of each vector this rank keeps.
 
     Returns:
-        H̄ [K + m, K + m], of which the lower triangle counts, and the squared lengths of the
-        directions before they were made 1 [K + m]: zero for one that vanished, whose row is zero.
+        H̄ and VᵀV [K + m, K + m], of which the lower triangles count, and the squared lengths of
+        the directions before they were made 1 [K + m]: zero for one that vanished, whose row is
+        zero.
 
     With a good preconditioner D⁻¹H is near the identity and a new direction may vanish. Then the
     Krylov part ends; a previous step still joins unless it lies in the span already. On a
     GPU that takes no decision on the host: a vanished direction becomes zero, as does all that
     follows from it.
 
-    Cost: r products, D⁻¹ each, and 2rn multiply-adds for each new vector. For each product, what
+    Cost: r products, D⁻¹ each, and 2.5rn multiply-adds for each new vector. For each product, what
     the placement sends.
     """
     krylov = rows.count - len(previous_steps)
@@ -121,7 +123,8 @@ def fill_with_krylov_space(
     for slot in range(krylov, rows.count):
         if add_previous(slot):
             measure(slot)
-    return placement.settled(curvature), lengths
+    small = placement.settled(torch.stack([curvature, placement.dots(rows.gram())]))
+    return small[0], small[1], lengths
 
 
 def directions_in(lengths: Tensor) -> list[int]:
@@ -129,8 +132,8 @@ def directions_in(lengths: Tensor) -> list[int]:
     return (lengths != 0).cpu().nonzero()[:, 0].tolist()
 
 
-def curvature_between(rows: Sequence[int], curvature: Tensor) -> Tensor:
-    """H̄ of these rows alone, symmetric, from its lower triangle; float64 on the CPU."""
+def between(rows: Sequence[int], matrix: Tensor) -> Tensor:
+    """H̄ or VᵀV of these rows alone, symmetric, from its lower triangle; on the CPU."""
     # By NumPy: torch's tril and indices wake all threads of the CPU (see `threads`).
-    lower = np.tril(curvature.to("cpu", torch.float64).numpy()[np.ix_(rows, rows)])
+    lower = np.tril(matrix.cpu().numpy()[np.ix_(rows, rows)])
     return torch.from_numpy(lower + np.tril(lower, -1).T)

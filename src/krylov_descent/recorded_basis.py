@@ -34,7 +34,7 @@ def recorded_basis(
 
     def build(
         network: Network, batch: Batch, gradient: Tensor, scale: Tensor, *previous_steps: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         products, joining = product.over(network, batch, scale), list(previous_steps)
         return krylov_slots(products, preconditioner, gradient, joining, dimension)
 
@@ -50,10 +50,10 @@ def recorded_basis(
     )
     if recording is None:
         return None
-    slots, curvature, lengths = recording()
+    slots, *found = recording()
     # Asked for while the GPU is busy with the basis, which hides what it costs.
     if not bool(recordings.still_true(batch)):
         recordings.clear()
         return None
     product.products += len(slots)
-    return cut(slots, curvature, lengths, stays=True)
+    return cut(slots, *found, stays=True)

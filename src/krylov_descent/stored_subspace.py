@@ -6,7 +6,7 @@ from torch import Tensor
 from krylov_descent.basis import Placement, Storage, StoredBasis
 from krylov_descent.krylov import (
     Product,
-    curvature_between,
+    between,
     directions_in,
     fill_with_krylov_space,
 )
@@ -20,10 +20,14 @@ class StoredSubspace:
         rows: V.
         placement: which part of each vector this rank keeps.
         curvature: H̄ [r, r], float64 on the CPU.
+        gram: VᵀV [r, r].
     """
 
-    def __init__(self, rows: StoredBasis, placement: Placement, curvature: Tensor) -> None:
-        self.rows, self.placement, self.curvature = rows, placement, curvature
+    def __init__(
+        self, rows: StoredBasis, placement: Placement, curvature: Tensor, gram: Tensor
+    ) -> None:
+        self.rows, self.placement = rows, placement
+        self.curvature, self.gram = curvature, gram
 
     @property
     def rank(self) -> int:
@@ -70,7 +74,7 @@ def stored_krylov_basis(
     """
     slots = min(dimension, gradient.numel()) + len(previous_steps)
     rows = StoredBasis(slots, placement.size, gradient, storage)
-    curvature, lengths = fill_with_krylov_space(
+    curvature, gram, lengths = fill_with_krylov_space(
         rows, product, metric, gradient, previous_steps, placement
     )
     kept = directions_in(lengths)
@@ -78,4 +82,4 @@ def stored_krylov_basis(
         if slot != row:
             rows.move(row, slot)
     rows.cut(len(kept))
-    return StoredSubspace(rows, placement, curvature_between(kept, curvature))
+    return StoredSubspace(rows, placement, between(kept, curvature).double(), between(kept, gram))

@@ -2,7 +2,8 @@
 
 `krylov_basis` is the paper's Algorithm 2 (see `krylov`). `Coordinates` is the further
 preconditioning of Algorithm 3: H̄ with floored eigenvalues, Ĥ = CCᵀ, and V̄ = VC⁻ᵀ. V̄ is never
-formed; C⁻ᵀ acts on the small vectors.
+formed; C⁻ᵀ acts on the small vectors. The paper's V is orthonormal; that of any V that spans the
+same is VT, with TᵀVᵀVT = 1, and T acts on the small vectors, too.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor
 from krylov_descent.basis import Alone, Storage, StoredBasis
 from krylov_descent.krylov import (
     Product,
-    curvature_between,
+    between,
     directions_in,
     fill_with_krylov_space,
 )
@@ -29,12 +30,14 @@ class Subspace:
         basis: V as rows [r, n]; r ≤ K + m with m previous steps.
         curvature: H̄ = VᵀHV [r, r], float64 on the CPU, symmetric. Not finite where a product
             was not.
+        gram: VᵀV [r, r], in the precision of vectors, on the CPU.
         slots: the rows of the basis and the unused ones behind them, [K + m, n], where they stay
             in the same place from step to step; else None.
     """
 
     basis: Tensor
     curvature: Tensor
+    gram: Tensor
     slots: Tensor | None = None
 
     @property
@@ -78,8 +81,8 @@ def krylov_slots(
     gradient: Tensor,
     previous_steps: list[Tensor],
     dimension: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Algorithm 2 before the rank is cut: rows that may be zero [K + m, n], H̄, squared lengths.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Algorithm 2 before the rank is cut: rows that may be zero [K + m, n], H̄, VᵀV, lengths.
 
     The arguments are those of `krylov_basis`. On a GPU nothing is read on the host.
     """
@@ -90,12 +93,15 @@ def krylov_slots(
     return rows.stored, *filled
 
 
-def cut(basis: Tensor, curvature: Tensor, lengths: Tensor, *, stays: bool = False) -> Subspace:
+def cut(
+    basis: Tensor, curvature: Tensor, gram: Tensor, lengths: Tensor, *, stays: bool = False
+) -> Subspace:
     """Leave out the rows that vanished, in place.
 
     Args:
         basis: rows, some of them zero, [K + m, n].
         curvature: between them, [K + m, K + m].
+        gram: their inner products, [K + m, K + m].
         lengths: of the rows before they were made 1, squared; zero for those to leave out.
         stays: whether the basis is in the same place at every step.
     """
@@ -103,23 +109,29 @@ def cut(basis: Tensor, curvature: Tensor, lengths: Tensor, *, stays: bool = Fals
     for slot, row in enumerate(rows):
         if slot != row:
             basis[slot] = basis[row]
-    between = curvature_between(rows, curvature)
-    return Subspace(basis[: len(rows)], between, basis if stays else None)
+    return Subspace(
+        basis[: len(rows)],
+        between(rows, curvature).double(),
+        between(rows, gram),
+        basis if stays else None,
+    )
 
 
 class Coordinates:
-    """Coordinates a with V̄a = VC⁻ᵀa, in which the curvature is the identity.
+    """Coordinates a with V̄a = VTC⁻ᵀa, in which the curvature is the identity.
 
     Args:
-        curvature: H̄ [r, r], float64, finite; any sign.
+        curvature: H̄ = VᵀHV [r, r], float64, finite; any sign.
+        gram: VᵀV [r, r].
         epsilon: eigenvalues are floored to this times the largest.
 
     If the largest eigenvalue is not positive, the floor is ε·max|λ|; if H̄ is zero, Ĥ = I.
     """
 
     @one_thread()
-    def __init__(self, curvature: Tensor, epsilon: float) -> None:
-        self.ritz_values, vectors = torch.linalg.eigh(curvature)
+    def __init__(self, curvature: Tensor, gram: Tensor, epsilon: float) -> None:
+        T = _orthonormalizing(gram)
+        self.ritz_values, vectors = torch.linalg.eigh(T.t() @ curvature @ T)
         largest, size = float(self.ritz_values[-1]), float(self.ritz_values.abs().max())
         # An eigenvalue of zero is found as rounding of either sign, which must not set the floor.
         rounding = len(curvature) * torch.finfo(curvature.dtype).eps * size
@@ -131,13 +143,23 @@ class Coordinates:
         factor = torch.linalg.cholesky((vectors * floored) @ vectors.t())
         # The inverse itself: it is applied twice per evaluation, where a triangular solve takes
         # ten times as long as a product, and the floor keeps its condition number below ε^-½.
-        identity = torch.eye(len(curvature), dtype=curvature.dtype)
-        self._inverse: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
+        self._inverse: Tensor = torch.linalg.solve_triangular(factor, T.t(), upper=False)
 
     def to_basis(self, a: Tensor) -> Tensor:
-        """C⁻ᵀ a: the coefficients of V for the coordinates a."""
+        """TC⁻ᵀ a: the coefficients of V for the coordinates a."""
         return torch.mv(self._inverse.t(), a)
 
     def from_gradient(self, projected: Tensor) -> Tensor:
-        """C⁻¹(Vᵀ∇f): the gradient in the coordinates a."""
+        """C⁻¹Tᵀ(Vᵀ∇f): the gradient in the coordinates a."""
         return torch.mv(self._inverse, projected)
+
+
+def _orthonormalizing(gram: Tensor) -> Tensor:
+    """T [r, r] in float64 with TᵀGT = 1, for the Gram matrix G of independent vectors."""
+    lengths = gram.double().diagonal().sqrt()
+    values, vectors = torch.linalg.eigh(gram.double() / lengths.outer(lengths))
+    # Below is rounding; vectors that are orthonormal in D are far from it.
+    values = values.clamp(min=len(gram) * torch.finfo(gram.dtype).eps)
+    factor = torch.linalg.cholesky((vectors * values) @ vectors.t())
+    inverse: Tensor = torch.linalg.solve_triangular(factor, torch.diag(1 / lengths), upper=False)
+    return inverse.t()

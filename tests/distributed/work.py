@@ -109,7 +109,7 @@ def pieces_of_a_step(sizes: Sequence[int], dtype: torch.dtype) -> dict[str, Tens
     )
     theta = objective.parameters.copy()
     function = SpreadObjective(
-        objective, data, theta, subspace, Coordinates(subspace.curvature, 1e-4)
+        objective, data, theta, subspace, Coordinates(subspace.curvature, subspace.gram, 1e-4)
     )
     value, gradient = function(torch.linspace(0.1, 0.2, subspace.rank, dtype=torch.float64))
     return {

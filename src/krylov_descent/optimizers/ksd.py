@@ -279,7 +279,7 @@ class _Step:
         if not bool(subspace.curvature.isfinite().all()):
             self.ranks.end_together()  # with an error, if that is what made a product NaN
             return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
-        coordinates = Coordinates(subspace.curvature, self.curvature_floor)
+        coordinates = Coordinates(subspace.curvature, subspace.gram, self.curvature_floor)
         account.note(ritz_values=tuple(coordinates.ritz_values.tolist()))
 
         # Lines 10-13. The best point a* of the subspace on C; d_prev ← V̄a*, θ ← θ + d_prev.

@@ -35,8 +35,7 @@ class StepResult:
         gradient_norm: ‖g‖ on A.
         step_norm: ‖d‖ of the step taken, 0 if none was.
         rank: dimension of the subspace that was searched.
-        ritz_values: eigenvalues of the projected curvature H̄, ascending, before flooring: estimates
-            of those of D⁻¹H.
+        ritz_values: eigenvalues of the projected curvature H̄, ascending, before flooring.
         samples: |A|.
         curvature_samples: |B|.
         objective_samples: |C|.
