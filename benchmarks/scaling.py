@@ -47,8 +47,8 @@ def traffic(step: Step) -> Traffic:
     vector = n * step.width
     # Vectors in slices are padded to equal ones.
     padded = math.ceil(n / ranks) * ranks * step.width
-    # Of each direction its length, and of the previous step the one before, too.
-    lengths = products + 1
+    # Of the first direction its length; of others also that before it was orthogonalised.
+    calls, lengths = products + 1, 2 * products - 1
     found: Traffic = {
         ("check", "all-gather"): Sent(1, 3 * SMALL * ranks),
         ("gradient", "all-gather"): Sent(1, SMALL * ranks),
@@ -63,14 +63,15 @@ def traffic(step: Step) -> Traffic:
     }
     if not step.sharded:
         found["basis", "all-reduce"] = Sent(1 + products, 2 * SMALL + products * vector)
-        found["basis", "broadcast"] = Sent(lengths + 1, (lengths + 2 * products**2) * step.width)
+        found["basis", "broadcast"] = Sent(calls + 1, (lengths + 2 * products**2) * step.width)
         return found
-    # With the last two of the k rows before, then with all of them; twice with all for the
-    # previous step. H̄ is made of these, but for its last two rows. Then VᵀV.
-    dots = [min(k, 2) + k for k in range(1, K)] + [2 * K, K, products, products**2]
-    calls = 2 * len(dots[:-3]) + 3
+    # With the last two of the k rows before, then with all of them, which gives H̄, too; twice with
+    # all for the previous step; the last two rows of H̄, and VᵀV.
+    in_two = [min(k, 2) + k for k in range(1, K)] + [2 * K]
+    in_one = [K, products, products**2]
     found["basis", "all-reduce"] = Sent(
-        1 + calls + lengths, 2 * SMALL + (sum(dots) + lengths) * step.width
+        1 + 2 * len(in_two) + len(in_one) + calls,
+        2 * SMALL + (sum(in_two) + sum(in_one) + calls) * step.width,
     )
     found["basis", "all-gather"] = Sent(products, products * padded)
     found["basis", "reduce-scatter"] = Sent(products, products * padded)

@@ -7,8 +7,8 @@ out, which can be combined:
     in bfloat16    half the memory of float32; products and sums stay in the parameters' dtype
     on the host    in pinned memory, from where blocks are fetched while the last one is in use
 
-`StoredBasis` keeps rows and multiplies with them, block by block; `Replicated` and `Sharded` say
-which part of a vector this rank keeps and how inner products over parts become whole.
+`StoredBasis` keeps rows and multiplies with them, block by block; `Alone`, `Replicated` and
+`Sharded` say which part of a vector this rank keeps and how inner products over parts become whole.
 """
 
 from collections.abc import Iterator

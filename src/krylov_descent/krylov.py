@@ -4,7 +4,7 @@ They are made orthonormal in the inner product of D, VᵀDV = 1, where the paper
 subspace. There D⁻¹H is symmetric, so that of a new vector the last two rows have nearly
 everything that the rows have (Lanczos). That goes first, and one look at all the rows is enough
 for the rest, where Gram and Schmidt take two, and H̄ = VᵀHV a third. What the paper does with
-orthonormal vectors is done with the help of VᵀV (`subspace.Coordinates`).
+orthonormal vectors is done with the help of VᵀV (`subspace.Coordinates`), which takes one more.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,8 @@ def fill_with_krylov_space(
 
     Args:
         rows: for V; K of the Krylov space, and m of the previous steps.
-        product: v [n] → this rank's part of Hv [n], which add up over ranks.
+        product: v [n] → this rank's part of Hv [n], which add up over ranks: a new vector, which
+            is overwritten.
         metric: D on the part of a vector that the placement keeps.
         gradient: g [n], finite and not zero, the same on all ranks.
         previous_steps: m vectors [n], which join as the last directions in this order; none on the
@@ -52,8 +53,8 @@ def fill_with_krylov_space(
     GPU that takes no decision on the host: a vanished direction becomes zero, as does all that
     follows from it.
 
-    Cost: r products, D⁻¹ each, and 2.5rn multiply-adds for each new vector. For each product, what
-    the placement sends.
+    Cost: r products, D⁻¹ each, and for the vector that follows k others 3kn multiply-adds, which
+    read the rows three times. For each product, what the placement sends.
     """
     krylov = rows.count - len(previous_steps)
     curvature = gradient.new_zeros(rows.count, rows.count)
@@ -93,11 +94,13 @@ def fill_with_krylov_space(
         w.sub_(metric.multiply(rows.combine(near, along)))
         found = times(known, w)
         u = rows.subtracted(metric.solve(w), known, found)
-        squared = dot(u, w)  # uᵀDu, since u is orthogonal to the rows
         found[near] += along
         if not rows.rounded:  # VᵀDV = 1, and so this is Vᵀ(Hv), too
             curvature[k - 1, known] = found
-        return add(k, u, squared, squared + found @ found)
+        # uᵀw is uᵀDu, since u is orthogonal to the rows. All ranks must come to the same decision.
+        parts = torch.stack([placement.dots(u @ w), found @ found])
+        squared, removed = placement.settled(parts).unbind()
+        return add(k, u, squared, squared + removed)
 
     def add_previous(k: int) -> bool:
         """Row k of the previous step that waits there, orthogonalised twice."""

@@ -1,7 +1,8 @@
 """D, with which the Krylov space is made (paper, Section 4) and its vectors are measured.
 
 A preconditioner is made up-to-date once per step, in the walk over set A that finds the
-gradient, and then divides and multiplies vectors. KSD needs D only up to a constant factor.
+gradient, and then divides and multiplies vectors. KSD needs D only up to a constant factor; with a
+largest entry of about 1, numbers stay within the range of half precision.
 """
 
 from dataclasses import replace
@@ -21,7 +22,7 @@ class Metric(Protocol):
         """D⁻¹ vector as a new vector [n]."""
 
     def multiply(self, vector: Tensor) -> Tensor:
-        """D vector as a new vector [n]."""
+        """D vector as a new vector [n], the inverse of `solve` to rounding."""
 
 
 @runtime_checkable
@@ -46,7 +47,7 @@ class EntrywisePreconditioner(Preconditioner, Protocol):
 
 @runtime_checkable
 class InPlace(Preconditioner, Protocol):
-    """One that divides by kernels alone: on a GPU these are recorded with the basis."""
+    """One that divides and multiplies by kernels alone, which a GPU records with the basis."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -98,11 +99,12 @@ class FisherDiagonal(Diagonal):
         objective.parameters.add_decay_constant(found.squares)
         largest = found.squares.max()
         # Without a host decision: where the largest is zero, everything becomes one.
-        floor = torch.where(largest > 0, self._epsilon, 1.0)
-        if self.diagonal.shape != found.squares.shape or self.diagonal.device != floor.device:
+        one = torch.ones_like(largest)
+        if self.diagonal.shape != found.squares.shape or self.diagonal.device != one.device:
             self.diagonal = torch.empty_like(found.squares)
+        relative = found.squares.div_(torch.where(largest > 0, largest, one))
+        floor = torch.where(largest > 0, self._epsilon * one, one)
         # In place, where recorded kernels look for it.
-        relative = found.squares.div_(torch.where(largest > 0, largest, 1.0))
         torch.clamp(relative, min=floor, out=self.diagonal)
         return replace(found, squares=found.squares.new_empty(0))
 

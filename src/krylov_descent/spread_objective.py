@@ -28,7 +28,7 @@ class SpreadObjective(ObjectiveAround):
         samples: this rank's part of C; the whole of it without a process group.
         theta: θ [n], an exact copy.
         subspace: V.
-        coordinates: C of Ĥ = CCᵀ.
+        coordinates: of V̄.
 
     Attributes:
         samples: |C| on all ranks together.

@@ -142,7 +142,7 @@ class Coordinates:
             floored = self.ritz_values.clamp(min=epsilon * scale)
         factor = torch.linalg.cholesky((vectors * floored) @ vectors.t())
         # The inverse itself: it is applied twice per evaluation, where a triangular solve takes
-        # ten times as long as a product, and the floor keeps its condition number below ε^-½.
+        # ten times as long as a product, and the floor bounds its condition number.
         self._inverse: Tensor = torch.linalg.solve_triangular(factor, T.t(), upper=False)
 
     def to_basis(self, a: Tensor) -> Tensor:
@@ -154,11 +154,17 @@ class Coordinates:
         return torch.mv(self._inverse, projected)
 
 
+def subspace_is_known(gram: Tensor) -> bool:
+    """Whether there are vectors, all of a finite length that is not zero, given VᵀV."""
+    lengths = gram.diagonal()
+    return bool(len(gram)) and bool((lengths.isfinite() & (lengths > 0)).all())
+
+
 def _orthonormalizing(gram: Tensor) -> Tensor:
     """T [r, r] in float64 with TᵀGT = 1, for the Gram matrix G of independent vectors."""
     lengths = gram.double().diagonal().sqrt()
     values, vectors = torch.linalg.eigh(gram.double() / lengths.outer(lengths))
-    # Below is rounding; vectors that are orthonormal in D are far from it.
+    # Below is rounding. Vectors that are orthonormal in a D of condition c have none below 1/c.
     values = values.clamp(min=len(gram) * torch.finfo(gram.dtype).eps)
     factor = torch.linalg.cholesky((vectors * values) @ vectors.t())
     inverse: Tensor = torch.linalg.solve_triangular(factor, torch.diag(1 / lengths), upper=False)

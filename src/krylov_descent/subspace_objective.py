@@ -37,7 +37,7 @@ class ObjectiveAround:
         samples: the set C.
         theta: θ [n], an exact copy.
         basis: V.
-        coordinates: C of Ĥ = CCᵀ.
+        coordinates: of V̄.
     """
 
     samples: int
@@ -94,7 +94,7 @@ class SubspaceObjective(ObjectiveAround):
         samples: the set C.
         theta: θ [n], an exact copy.
         subspace: V.
-        coordinates: C of Ĥ = CCᵀ.
+        coordinates: of V̄.
 
     Attributes:
         samples: |C|, known after the first evaluation.

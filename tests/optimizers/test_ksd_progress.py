@@ -107,6 +107,16 @@ class Diagonal:
         return vector * self.diagonal
 
 
+def test_a_preconditioner_out_of_range_is_named() -> None:
+    problem = make("mlp", "mse")
+    before = dense.point(problem)
+    own = Diagonal(torch.full_like(before, 1e-320))
+    result = KSD(problem.model, problem.loss, dimension=3, preconditioner=own).step(problem.data)
+    assert result.status is Status.NOT_FINITE
+    assert "preconditioner of your own" in str(result.reason)
+    assert torch.equal(dense.point(problem), before)
+
+
 @pytest.mark.parametrize("uniform", [True, False])
 def test_a_preconditioner_of_ones_own(uniform: bool) -> None:
     problem, twin = make("mlp", "mse"), make("mlp", "mse")

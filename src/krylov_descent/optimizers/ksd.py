@@ -27,7 +27,7 @@ from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.precision import derivatives_in_tf32
 from krylov_descent.preconditioner import Preconditioner, make_preconditioner
 from krylov_descent.subsets import Reservoir, Size, SubsetSizes, draw
-from krylov_descent.subspace import Coordinates
+from krylov_descent.subspace import Coordinates, subspace_is_known
 from krylov_descent.sums import Evaluation
 
 PREVIOUS_STEP = "previous_step"  # the last one; those before have a number behind it
@@ -35,6 +35,10 @@ PREVIOUS_STEP = "previous_step"  # the last one; those before have a number behi
 # that still matter have less curvature than that, and the search must find out what the floor hid:
 # 15 evaluations where 6 do. Where the Hessian's are negative, the floor alone says how far to go.
 SEMIDEFINITE_FLOOR = 0.01
+OUT_OF_RANGE = (
+    "the gradient's length in the preconditioner, gᵀD⁻¹g, is infinite or zero in its precision: "
+    "scale the loss, or a preconditioner of your own"
+)
 SCALED_AWAY = "the step scaled by `lr` is no decrease; the parameters are unchanged"
 
 
@@ -100,7 +104,7 @@ class KSD(DataOptimizer):
     | preconditioner (kept between steps) | 1 |
     | gradient on A (basis); copy of the parameters and gradient on C (search) | 1 to 2 |
     | working vectors | 2 to 3 |
-    | together at most | K + 3m + 3 (K + 8 with m = 1) |
+    | together at most | K + 8 with m = 1, else K + 3m + 3 |
 
     The basis is what grows with K. It takes, in bytes for float32 parameters:
 
@@ -279,6 +283,8 @@ class _Step:
         if not bool(subspace.curvature.isfinite().all()):
             self.ranks.end_together()  # with an error, if that is what made a product NaN
             return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
+        if not subspace_is_known(subspace.gram):
+            return account.refused(Status.NOT_FINITE, OUT_OF_RANGE)
         coordinates = Coordinates(subspace.curvature, subspace.gram, self.curvature_floor)
         account.note(ritz_values=tuple(coordinates.ritz_values.tolist()))
 
