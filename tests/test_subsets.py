@@ -55,6 +55,10 @@ def _reservoir(total: int, batch: int, sizes: SubsetSizes, seed: int = 0) -> Res
 @pytest.mark.parametrize(
     ("wanted", "total", "expected"),
     [
+        # growing: as auto, with 250.
+        ("growing", 499, (499, 499)),
+        ("growing", 500, (250, 250)),
+        ("growing", 20_000, (1000, 1000)),
         # auto: max(⌈N/K⌉, min(N, 1,000)), all of A where two such sets do not fit.
         ("auto", 1, (1, 1)),
         ("auto", 500, (500, 500)),

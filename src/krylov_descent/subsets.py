@@ -18,9 +18,10 @@ from krylov_descent.batches import Batch, InMemory, Nothing, Samples, join
 from krylov_descent.distributed import Ranks, Shard
 from krylov_descent.threads import one_thread
 
-Size = int | float | Literal["auto", "paper"]
-# Below this a tenth of the samples is too few to say anything about curvature.
-SMALLEST_AUTOMATIC = 1000
+Size = int | float | Literal["auto", "paper", "growing"]
+# Below this a tenth of the samples is too few to say anything about curvature; sets that grow may
+# begin with less.
+SMALLEST = {"auto": 1000, "growing": 250}
 # A stream is over before its length is known, so more is held back than is wanted so far: a
 # larger fraction of what flows by, and some samples more. How many keys lie below 1.25 times the
 # fraction falls behind the number wanted by more than s with probability exp(-0.46 s), ever.
@@ -29,17 +30,25 @@ STREAM_SLACK, STREAM_MARGIN = 1.25, 50
 
 @dataclass(frozen=True, slots=True)
 class SubsetSizes:
-    """How large B and C are wanted: samples (int), a fraction (float), "paper" or "auto".
+    """How large B and C are wanted: samples (int), a fraction (float), or a word.
 
     Attributes:
         curvature: of B.
         objective: of C.
-        dimension: K, of which "paper" (N/K) and "auto" (the same, but at least 1,000) speak.
+        dimension: K, of which "paper" (N/K), "auto" (the same, but at least 1,000) and "growing"
+            (at least 250, times 2 to the number of doublings) speak.
+        doublings: so far.
     """
 
     curvature: Size
     objective: Size
     dimension: int
+    doublings: int = 0
+
+    @property
+    def grow(self) -> bool:
+        """Whether there is a set whose size is not settled."""
+        return "growing" in (self.curvature, self.objective)
 
     def of(self, total: int) -> tuple[int, int]:
         """|B| and |C| for `total` samples.
@@ -58,8 +67,8 @@ class SubsetSizes:
             return sizes
         # Too few for disjoint sets of a useful size: the automatic ones take all samples.
         return (
-            total if self.curvature == "auto" else sizes[0],
-            total if self.objective == "auto" else sizes[1],
+            total if self.curvature in SMALLEST else sizes[0],
+            total if self.objective in SMALLEST else sizes[1],
         )
 
     def wanted_of_stream(self, seen: int) -> int:
@@ -71,19 +80,21 @@ class SubsetSizes:
     def fraction(self) -> float:
         """The part of an ever longer stream that B and C take together."""
         return sum(
-            wanted if isinstance(wanted, float) else 1 / self.dimension
+            wanted if isinstance(wanted, float) else self._factor(wanted) / self.dimension
             for wanted in (self.curvature, self.objective)
             if not isinstance(wanted, int)
         )
 
     def _resolve(self, wanted: Size, total: int) -> int:
-        if wanted == "auto":
-            return max(math.ceil(total / self.dimension), min(total, SMALLEST_AUTOMATIC))
-        if wanted == "paper":
-            return math.ceil(total / self.dimension)
+        if isinstance(wanted, str):
+            part = math.ceil(total / self.dimension)
+            return min(total, self._factor(wanted) * max(part, SMALLEST.get(wanted, 0)))
         if isinstance(wanted, float):
             return max(1, round(wanted * total))
         return int(wanted)
+
+    def _factor(self, wanted: Size) -> int:
+        return 2**self.doublings if wanted == "growing" else 1
 
     @classmethod
     def checked(cls, subset_size: "Size | tuple[Size, Size]", dimension: int) -> "SubsetSizes":
@@ -93,15 +104,16 @@ class SubsetSizes:
         )
         if len(pair) != 2 or not all(_is_size(size) for size in pair):
             raise ValueError(
-                "`subset_size` must be 'auto', 'paper', a number of samples (int ≥ 1), a fraction "
-                f"(float in (0, 1]), or a pair of these for B and C, found {subset_size!r}"
+                "`subset_size` must be 'auto', 'paper', 'growing', a number of samples (int ≥ 1), "
+                "a fraction (float in (0, 1]), or a pair of these for B and C, found "
+                f"{subset_size!r}"
             )
         return cls(*pair, dimension)
 
 
 def _is_size(size: object) -> bool:
     if isinstance(size, str):
-        return size in ("auto", "paper")
+        return size in ("auto", "paper", "growing")
     if isinstance(size, bool):
         return False
     if isinstance(size, float):

@@ -1,6 +1,7 @@
 """Krylov Subspace Descent (Vinyals & Povey 2011), Algorithm 3."""
 
 import math
+from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -14,6 +15,7 @@ from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
+from krylov_descent.optimizers import growing_sets
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.ksd_spaces import (
@@ -62,8 +64,9 @@ class KSD(DataOptimizer):
         preconditioner: "fisher-diagonal", "identity", or an object with the `Preconditioner`
             protocol.
         subset_size: size of B and C: "auto" (N/K, at least 1,000; all samples where two disjoint
-            sets of that size do not fit), "paper" (N/K), a number of samples, a fraction of them,
-            or a pair of these for B and C.
+            sets of that size do not fit), "paper" (N/K), "growing" (N/K, at least 250, doubled when
+            less than half of a step's worth on C is seen on A), a number of samples, a fraction of
+            them, or a pair of these for B and C.
         previous_steps: m, how many of the last steps join the subspace. The paper has 1; more of
             them let the deviations of single steps, each for its own C, cancel.
         bfgs_iterations: the most iterations of the search.
@@ -179,6 +182,8 @@ class KSD(DataOptimizer):
         self.curvature = Curvature(curvature)
         self.preconditioner = make_preconditioner(preconditioner, epsilon)
         self.subset_sizes = SubsetSizes.checked(subset_size, dimension)
+        if self.subset_sizes.grow:
+            growing_sets.begin(self.param_groups[0])
         self.bfgs_iterations = bfgs_iterations
         self.epsilon = epsilon
         self.tf32 = tf32
@@ -227,7 +232,16 @@ class KSD(DataOptimizer):
         if not self._wants_to_step(data, closure):
             return None
         with self._working() as objective, derivatives_in_tf32(self.tf32):
-            return _Step(self, objective).run(data, curvature_data, objective_data)
+            result = _Step(self, objective).run(data, curvature_data, objective_data)
+        if self.subset_sizes.grow:
+            growing_sets.learn(self.param_groups[0], result)
+        return result
+
+    @property
+    def _sizes(self) -> SubsetSizes:
+        """Of B and C at this step."""
+        doublings = int(self.param_groups[0].get(growing_sets.DOUBLINGS, 0))
+        return replace(self.subset_sizes, doublings=doublings)
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -319,7 +333,7 @@ class _Step:
         if not by_hand and shard is None:
             # Each rank draws keys of its own for the samples that flow by it.
             generator = optimizer._generator(ranks.rank)
-            samples = Reservoir(samples, optimizer.subset_sizes, generator, ranks)
+            samples = Reservoir(samples, optimizer._sizes, generator, ranks)
         found = optimizer.preconditioner.update(self.objective, samples)
         self.account.note(loss=found.value, samples=found.samples)
         self.account.count(found.samples)
@@ -330,7 +344,7 @@ class _Step:
         elif not by_hand:
             assert shard is not None
             with ranks.own_work():
-                sets = list(draw(samples, optimizer.subset_sizes, optimizer._generator(), shard))
+                sets = list(draw(samples, optimizer._sizes, optimizer._generator(), shard))
         device = self.objective.parameters.device
         with ranks.own_work():
             sets = [held.to(device) if isinstance(held, InMemory) else held for held in sets]

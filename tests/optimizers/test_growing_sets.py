@@ -1,0 +1,136 @@
+"""Sets that grow when what they say of a step does not hold for all the data."""
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from torch import Tensor, nn
+
+from krylov_descent import KSD, Status, StepResult
+from krylov_descent.optimizers import growing_sets
+from tests.optimizers.nets import parameters_of
+
+N, INPUTS, CLASSES = 1200, 6, 3
+
+
+def step(loss: float, gain: float, *, part: int = 100, status: Status = Status.MOVED) -> StepResult:
+    return StepResult(
+        loss=loss,
+        loss_before=gain,
+        loss_after=0.0,
+        status=status,
+        reason="",
+        samples=1000,
+        curvature_samples=part,
+        objective_samples=part,
+    )
+
+
+def doublings_after(*results: StepResult) -> int:
+    group: dict[str, Any] = {}
+    for result in results:
+        growing_sets.learn(group, result)
+    return int(group[growing_sets.DOUBLINGS])
+
+
+def test_steps_that_keep_their_promise_leave_the_sets_alone() -> None:
+    # Each is said to bring 1, and brings 0.6.
+    assert doublings_after(*(step(10 - 0.6 * k, 1.0) for k in range(12))) == 0
+
+
+def test_steps_that_do_not_have_them_doubled() -> None:
+    # Seen after the second; the third begins anew, and the fourth shows it again.
+    losses = [10 - 0.4 * k for k in range(4)]
+    found = [doublings_after(*(step(x, 1.0) for x in losses[: k + 1])) for k in range(4)]
+    assert found == [0, 1, 1, 2]
+
+
+def test_one_bad_step_among_good_ones_is_forgiven() -> None:
+    # The last three brought 1, 1 and 0.2 of 1 each: 0.2 + 0.7 + 0.49 of 1 + 0.7 + 0.49.
+    assert doublings_after(step(10, 1), step(9, 1), step(8, 1), step(7.8, 1)) == 0
+    assert doublings_after(step(10, 1), step(9.8, 1)) == 1
+
+
+def test_a_step_without_decrease_has_them_doubled_and_one_that_is_not_finite_not() -> None:
+    assert doublings_after(step(10, 0, status=Status.NO_DECREASE)) == 1
+    assert doublings_after(step(math.nan, 0, status=Status.NOT_FINITE)) == 0
+
+
+def test_there_is_nothing_beyond_all_of_the_data() -> None:
+    assert doublings_after(*(step(10, 1, part=1000) for _ in range(5))) == 0
+
+
+def noisy_classes() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(N, INPUTS, dtype=torch.float64, generator=generator)
+    scores = inputs @ torch.randn(INPUTS, CLASSES, dtype=torch.float64, generator=generator)
+    noise = torch.rand(N, CLASSES, dtype=torch.float64, generator=generator).log().neg().log()
+    return inputs, (0.5 * scores - noise).argmax(1)
+
+
+def least_loss(data: tuple[Tensor, Tensor]) -> float:
+    """Of a linear classifier, by SciPy."""
+
+    def function(flat: Any) -> tuple[float, Any]:
+        weights = torch.from_numpy(flat).requires_grad_()
+        matrix = weights[: INPUTS * CLASSES].view(CLASSES, INPUTS)
+        scores = nn.functional.linear(data[0], matrix, weights[INPUTS * CLASSES :])
+        value = nn.functional.cross_entropy(scores, data[1])
+        (gradient,) = torch.autograd.grad(value, weights)
+        return float(value.detach()), gradient.numpy()
+
+    start = np.zeros(INPUTS * CLASSES + CLASSES)
+    found = scipy.optimize.minimize(
+        function, start, jac=True, method="BFGS", options={"gtol": 1e-9}
+    )
+    return float(found.fun)
+
+
+@pytest.mark.parametrize(("size", "reached"), [("growing", True), (250, False)])
+def test_the_minimum_of_noisy_data_is_reached(size: Any, reached: bool) -> None:
+    data = noisy_classes()
+    model = nn.Linear(INPUTS, CLASSES).double()
+    optimizer = KSD(model, nn.CrossEntropyLoss(), subset_size=size, dimension=10)
+    results = [optimizer.step(data) for _ in range(25)]
+    assert results[0].curvature_samples == results[0].objective_samples == 250
+    assert results[-1].objective_samples == (N if reached else 250)
+    excess = results[-1].loss - least_loss(data)
+    assert (excess < 1e-9) if reached else (excess > 1e-4)
+
+
+def test_without_noise_they_stay_small() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(N, INPUTS)
+    teacher, model = nn.Linear(INPUTS, 2), nn.Linear(INPUTS, 2)
+    data = inputs, teacher(inputs).detach()
+    optimizer = KSD(model, nn.MSELoss(), subset_size="growing", dimension=3)
+    for _ in range(4):
+        result = optimizer.step(data)
+    assert result.objective_samples == N // 3
+    assert result.loss < 1e-3
+
+
+def test_a_loaded_state_goes_on_alike() -> None:
+    data = noisy_classes()
+
+    def build() -> KSD:
+        torch.manual_seed(3)
+        model = nn.Linear(INPUTS, CLASSES).double()
+        return KSD(model, nn.CrossEntropyLoss(), subset_size="growing", dimension=10)
+
+    straight, first, second = build(), build(), build()
+    for _ in range(10):
+        straight.step(data)
+    for _ in range(7):
+        first.step(data)
+    assert first.param_groups[0][growing_sets.DOUBLINGS] > 0
+    second.objective.network.model.load_state_dict(first.objective.network.model.state_dict())
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for _ in range(3):
+        second.step(data)
+    models = (straight.objective.network.model, second.objective.network.model)
+    assert torch.equal(parameters_of(models[0]), parameters_of(models[1]))
