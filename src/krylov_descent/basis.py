@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.distributed import Ranks
+from krylov_descent.precision import forward_precision
 
 # A block that is converted or fetched at a time is a sixteenth of the rows, but no less than is
 # worth a copy, and no more numbers than this.
@@ -290,13 +291,17 @@ class StoredBasis:
         return vector.sub_(self.combine(rows, coefficients))
 
     def gram(self) -> Tensor:
-        """The inner products of all rows with one another [count, count], the lower triangle.
+        """The inner products of all rows with one another [count, count].
 
-        Row by row: a product of matrices may be in TensorFloat-32, one with a vector is not.
+        One reading of the rows, outside of TensorFloat-32.
         """
-        found = torch.zeros(self.count, self.count, dtype=self.dtype, device=self.device)
-        for k in range(self.count):
-            found[k, : k + 1] = self.times(slice(0, k + 1), self.get(k))
+        rows = slice(0, self.count)
+        with forward_precision():
+            if self._plain:
+                return self.stored[rows] @ self.stored[rows].t()
+            found = torch.zeros(self.count, self.count, dtype=self.dtype, device=self.device)
+            for _, block in self._blocks(rows):
+                found.addmm_(block, block.t())
         return found
 
     def _blocks(self, rows: slice) -> Iterator[tuple[slice, Tensor]]:

@@ -4,7 +4,7 @@ They are made orthonormal in the inner product of D, VᵀDV = 1, where the paper
 subspace. There D⁻¹H is symmetric, so that of a new vector the last two rows have nearly
 everything that the rows have (Lanczos). That goes first, and one look at all the rows is enough
 for the rest, where Gram and Schmidt take two, and H̄ = VᵀHV a third. What the paper does with
-orthonormal vectors is done with the help of VᵀV (`subspace.Coordinates`), which takes one more.
+orthonormal vectors is done with the help of VᵀV (`subspace.Coordinates`), a product of matrices.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,17 +44,17 @@ def fill_with_krylov_space(
         placement: which part of each vector this rank keeps.
 
     Returns:
-        H̄ and VᵀV [K + m, K + m], of which the lower triangles count, and the squared lengths of
-        the directions before they were made 1 [K + m]: zero for one that vanished, whose row is
-        zero.
+        H̄ [K + m, K + m], of which the lower triangle counts, VᵀV [K + m, K + m], and the squared
+        lengths of the directions before they were made 1 [K + m]: zero for one that vanished,
+        whose row is zero.
 
     With a good preconditioner D⁻¹H is near the identity and a new direction may vanish. Then the
     Krylov part ends; a previous step still joins unless it lies in the span already. On a
     GPU that takes no decision on the host: a vanished direction becomes zero, as does all that
     follows from it.
 
-    Cost: r products, D⁻¹ each, and for the vector that follows k others 3kn multiply-adds, which
-    read the rows three times. For each product, what the placement sends.
+    Cost: r products, D⁻¹ each. For a vector that follows k others these are read twice, 2kn
+    multiply-adds, and all once at the end, r²n. For each product, what the placement sends.
     """
     krylov = rows.count - len(previous_steps)
     curvature = gradient.new_zeros(rows.count, rows.count)
@@ -79,7 +79,7 @@ def fill_with_krylov_space(
         """
         least = max(BREAKDOWN_UNITS * torch.finfo(u.dtype).eps, rows.epsilon)
         vanished = squared <= least**2 * before
-        rows.put(k, torch.where(vanished, 0.0, u.div_(squared.sqrt())))
+        rows.put(k, u.mul_(torch.where(vanished, 0.0, squared.rsqrt())))
         lengths[k] = torch.where(vanished, 0.0, squared)
         # Reading a number costs a GPU a stop, and a CPU nothing. NaN goes on, and is found in H̄.
         return u.is_cuda or float(lengths[k]) != 0

@@ -32,7 +32,7 @@ def derivatives_in_tf32(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def forward_precision() -> Iterator[None]:
-    """For a forward pass: the setting as it is outside of `derivatives_in_tf32`."""
+    """For a forward pass, and what needs as many digits: the setting that is outside."""
     if not _outside:
         yield
         return
