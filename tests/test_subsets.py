@@ -55,19 +55,19 @@ def _reservoir(total: int, batch: int, sizes: SubsetSizes, seed: int = 0) -> Res
 @pytest.mark.parametrize(
     ("wanted", "total", "expected"),
     [
-        # growing: as auto, with 250.
-        ("growing", 499, (499, 499)),
-        ("growing", 500, (250, 250)),
-        ("growing", 20_000, (1000, 1000)),
-        # auto: max(⌈N/K⌉, min(N, 1,000)), all of A where two such sets do not fit.
-        ("auto", 1, (1, 1)),
-        ("auto", 500, (500, 500)),
-        ("auto", 1000, (1000, 1000)),
-        ("auto", 1999, (1999, 1999)),
-        ("auto", 2000, (1000, 1000)),
+        # auto: as fixed, with 250.
+        ("auto", 499, (499, 499)),
+        ("auto", 500, (250, 250)),
         ("auto", 20_000, (1000, 1000)),
-        ("auto", 20_001, (1001, 1001)),
-        ("auto", 60_000, (3000, 3000)),
+        # fixed: max(⌈N/K⌉, min(N, 1,000)), all of A where two such sets do not fit.
+        ("fixed", 1, (1, 1)),
+        ("fixed", 500, (500, 500)),
+        ("fixed", 1000, (1000, 1000)),
+        ("fixed", 1999, (1999, 1999)),
+        ("fixed", 2000, (1000, 1000)),
+        ("fixed", 20_000, (1000, 1000)),
+        ("fixed", 20_001, (1001, 1001)),
+        ("fixed", 60_000, (3000, 3000)),
         # The paper's N/K.
         ("paper", 1, (1, 1)),
         ("paper", 20, (1, 1)),
@@ -81,8 +81,8 @@ def _reservoir(total: int, batch: int, sizes: SubsetSizes, seed: int = 0) -> Res
         (0.001, 20, (1, 1)),
         ((3, 0.5), 20, (3, 10)),
         (("paper", 4), 40, (2, 4)),
-        (("auto", 4), 40, (40, 4)),
-        ((4, "auto"), 40, (4, 40)),
+        (("fixed", 4), 40, (40, 4)),
+        ((4, "fixed"), 40, (4, 40)),
     ],
 )
 def test_sizes(wanted: Any, total: int, expected: tuple[int, int]) -> None:
@@ -94,7 +94,7 @@ def test_sizes(wanted: Any, total: int, expected: tuple[int, int]) -> None:
     [0, -1, True, 0.0, 1.5, -0.5, math.nan, "all", None, [3, 3], (3,), (3, 3, 3), (3, "half")],
 )
 def test_other_sizes_are_refused(wanted: Any) -> None:
-    with pytest.raises(ValueError, match=r"`subset_size` must be 'auto', 'paper'.*found"):
+    with pytest.raises(ValueError, match=r"`subset_size` must be 'auto', 'fixed', 'paper'.*found"):
         _sizes(wanted)
 
 
@@ -120,7 +120,7 @@ def _drawn(total: int, sizes: SubsetSizes, seed: int, batch: int | None) -> tupl
 @settings(max_examples=100)
 @given(
     total=st.integers(1, 120),
-    wanted=st.sampled_from([0.05, 0.3, 0.5, 0.7, 1.0, "paper", "auto", (0.1, 0.6), ("paper", 1)]),
+    wanted=st.sampled_from([0.05, 0.3, 0.5, 0.7, 1.0, "paper", "fixed", (0.1, 0.6), ("paper", 1)]),
     dimension=st.integers(1, 30),
     batch=st.none() | st.integers(1, 40),
     seed=st.integers(0, 1000),
@@ -172,14 +172,14 @@ def test_the_same_generator_draws_the_same_sets(batch: int | None) -> None:
 
 @pytest.mark.parametrize("batch", [None, 16])
 def test_all_samples_are_given_without_a_copy(batch: int | None) -> None:
-    b, c = _drawn(16, _sizes("auto"), 0, batch)
+    b, c = _drawn(16, _sizes("fixed"), 0, batch)
     assert b is c
     assert sorted(_numbers(b)) == list(range(16))
 
 
 def test_all_samples_of_tensors_are_the_tensors() -> None:
     samples = as_samples(_numbered(16))
-    b, c = draw(samples, _sizes("auto"), _generator())
+    b, c = draw(samples, _sizes("fixed"), _generator())
     assert b is samples
     assert c is samples
 
@@ -218,7 +218,7 @@ def test_b_and_c_are_drawn_independently_of_the_order_of_the_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "total"), [(10, 10_000), (0.01, 10_000), ("paper", 10_000), ("auto", 40_000)]
+    ("wanted", "total"), [(10, 10_000), (0.01, 10_000), ("paper", 10_000), ("fixed", 40_000)]
 )
 def test_a_stream_is_not_held_as_a_whole(wanted: Any, total: int) -> None:
     batch = 200

@@ -18,10 +18,10 @@ from krylov_descent.batches import Batch, InMemory, Nothing, Samples, join
 from krylov_descent.distributed import Ranks, Shard
 from krylov_descent.threads import one_thread
 
-Size = int | float | Literal["auto", "paper", "growing"]
+Size = int | float | Literal["auto", "fixed", "paper"]
 # Below this a tenth of the samples is too few to say anything about curvature; sets that grow may
 # begin with less.
-SMALLEST = {"auto": 1000, "growing": 250}
+SMALLEST = {"auto": 250, "fixed": 1000}
 # A stream is over before its length is known, so more is held back than is wanted so far: a
 # larger fraction of what flows by, and some samples more. How many keys lie below 1.25 times the
 # fraction falls behind the number wanted by more than s with probability exp(-0.46 s), ever.
@@ -35,8 +35,8 @@ class SubsetSizes:
     Attributes:
         curvature: of B.
         objective: of C.
-        dimension: K, of which "paper" (N/K), "auto" (the same, but at least 1,000) and "growing"
-            (at least 250, times 2 to the number of doublings) speak.
+        dimension: K, of which "paper" (N/K), "fixed" (the same, but at least 1,000) and "auto" (at
+            least 250, times 2 to the number of doublings) speak.
         doublings: so far.
     """
 
@@ -48,7 +48,7 @@ class SubsetSizes:
     @property
     def grow(self) -> bool:
         """Whether there is a set whose size is not settled."""
-        return "growing" in (self.curvature, self.objective)
+        return "auto" in (self.curvature, self.objective)
 
     def of(self, total: int) -> tuple[int, int]:
         """|B| and |C| for `total` samples.
@@ -94,7 +94,7 @@ class SubsetSizes:
         return int(wanted)
 
     def _factor(self, wanted: Size) -> int:
-        return 2**self.doublings if wanted == "growing" else 1
+        return 2**self.doublings if wanted == "auto" else 1
 
     @classmethod
     def checked(cls, subset_size: "Size | tuple[Size, Size]", dimension: int) -> "SubsetSizes":
@@ -104,7 +104,7 @@ class SubsetSizes:
         )
         if len(pair) != 2 or not all(_is_size(size) for size in pair):
             raise ValueError(
-                "`subset_size` must be 'auto', 'paper', 'growing', a number of samples (int ≥ 1), "
+                "`subset_size` must be 'auto', 'fixed', 'paper', a number of samples (int ≥ 1), "
                 "a fraction (float in (0, 1]), or a pair of these for B and C, found "
                 f"{subset_size!r}"
             )
@@ -113,7 +113,7 @@ class SubsetSizes:
 
 def _is_size(size: object) -> bool:
     if isinstance(size, str):
-        return size in ("auto", "paper", "growing")
+        return size in ("auto", "fixed", "paper")
     if isinstance(size, bool):
         return False
     if isinstance(size, float):

@@ -2,6 +2,8 @@
 
 import copy
 import math
+import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import scipy.optimize
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from krylov_descent import KSD, Status, StepResult
 from krylov_descent.optimizers import growing_sets
@@ -60,6 +63,41 @@ def test_a_step_without_decrease_has_them_doubled_and_one_that_is_not_finite_not
     assert doublings_after(step(math.nan, 0, status=Status.NOT_FINITE)) == 0
 
 
+def test_losses_on_other_data_are_not_compared() -> None:
+    group: dict[str, Any] = {}
+    for loss in (10, 11, 12, 13):
+        growing_sets.learn(group, step(loss, 1.0), same_data=False)
+    assert group[growing_sets.DOUBLINGS] == 0
+    growing_sets.learn(group, step(13.5, 1.0))
+    assert group[growing_sets.DOUBLINGS] == 1
+
+
+def test_data_are_the_same_if_the_tensors_or_the_dataset_are() -> None:
+    inputs, targets = torch.zeros(3, 2), torch.zeros(3)
+    dataset = TensorDataset(inputs, targets)
+    for one, other in (
+        ((inputs, targets), (inputs, targets)),
+        (({"x": inputs}, targets), ({"x": inputs}, targets)),
+        ([(inputs, targets), (inputs, targets)], [(inputs, targets)]),
+        (dataset, dataset),
+    ):
+        last = growing_sets.LastData()
+        assert last.replace(one)  # nothing is known before
+        assert last.replace(other)
+        assert not last.replace((inputs.clone(), targets))
+        assert not last.replace(one)
+    assert pickle.loads(pickle.dumps(last)).replace((inputs.clone(), targets))
+
+
+def test_the_memory_of_the_data_does_not_hold_them() -> None:
+    last, inputs = growing_sets.LastData(), torch.zeros(3, 2)
+    last.replace((inputs, None))
+    gone = weakref.ref(inputs)
+    del inputs
+    assert gone() is None
+    assert not last.replace((torch.zeros(3, 2), None))
+
+
 def test_there_is_nothing_beyond_all_of_the_data() -> None:
     assert doublings_after(*(step(10, 1, part=1000) for _ in range(5))) == 0
 
@@ -90,7 +128,7 @@ def least_loss(data: tuple[Tensor, Tensor]) -> float:
     return float(found.fun)
 
 
-@pytest.mark.parametrize(("size", "reached"), [("growing", True), (250, False)])
+@pytest.mark.parametrize(("size", "reached"), [("auto", True), (250, False)])
 def test_the_minimum_of_noisy_data_is_reached(size: Any, reached: bool) -> None:
     data = noisy_classes()
     model = nn.Linear(INPUTS, CLASSES).double()
@@ -102,12 +140,25 @@ def test_the_minimum_of_noisy_data_is_reached(size: Any, reached: bool) -> None:
     assert (excess < 1e-9) if reached else (excess > 1e-4)
 
 
+def test_they_stay_as_they_are_where_every_step_has_new_data() -> None:
+    """The loss differs from batch to batch by more than a step near the minimum brings."""
+    inputs, targets = noisy_classes()
+    model = nn.Linear(INPUTS, CLASSES).double()
+    optimizer = KSD(model, nn.CrossEntropyLoss(), dimension=10)
+    for k in range(8):
+        part = torch.arange(N).roll(150 * k)[:600]
+        result = optimizer.step((inputs[part], targets[part]))
+        if result.status is Status.MOVED:
+            assert result.objective_samples == 250
+    assert optimizer.param_groups[0][growing_sets.DOUBLINGS] == 0
+
+
 def test_without_noise_they_stay_small() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(N, INPUTS)
     teacher, model = nn.Linear(INPUTS, 2), nn.Linear(INPUTS, 2)
     data = inputs, teacher(inputs).detach()
-    optimizer = KSD(model, nn.MSELoss(), subset_size="growing", dimension=3)
+    optimizer = KSD(model, nn.MSELoss(), subset_size="auto", dimension=3)
     for _ in range(4):
         result = optimizer.step(data)
     assert result.objective_samples == N // 3
@@ -120,7 +171,7 @@ def test_a_loaded_state_goes_on_alike() -> None:
     def build() -> KSD:
         torch.manual_seed(3)
         model = nn.Linear(INPUTS, CLASSES).double()
-        return KSD(model, nn.CrossEntropyLoss(), subset_size="growing", dimension=10)
+        return KSD(model, nn.CrossEntropyLoss(), subset_size="auto", dimension=10)
 
     straight, first, second = build(), build(), build()
     for _ in range(10):

@@ -79,13 +79,23 @@ def test_the_result_reports_the_sizes(
     assert (result.curvature_samples, result.objective_samples) == expected
 
 
-def test_automatic_sets_are_large_and_disjoint_where_the_data_allow_it() -> None:
-    result = KSD(network(), nn.MSELoss(), dimension=2).step(samples(2500))
-    assert (result.curvature_samples, result.objective_samples) == (1250, 1250)
-    result = KSD(network(), nn.MSELoss(), dimension=4).step(samples(2500))
-    assert (result.curvature_samples, result.objective_samples) == (1000, 1000)
-    result = KSD(network(), nn.MSELoss(), dimension=4).step(samples(1999))
-    assert (result.curvature_samples, result.objective_samples) == (1999, 1999)
+@pytest.mark.parametrize(
+    ("size", "total", "dimension", "expected"),
+    [
+        ("auto", 2500, 2, 1250),
+        ("auto", 2500, 20, 250),
+        ("auto", 499, 20, 499),
+        ("fixed", 2500, 2, 1250),
+        ("fixed", 2500, 20, 1000),
+        ("fixed", 1999, 20, 1999),
+    ],
+)
+def test_automatic_sets_are_large_and_disjoint_where_the_data_allow_it(
+    size: Size, total: int, dimension: int, expected: int
+) -> None:
+    optimizer = KSD(network(), nn.MSELoss(), dimension=dimension, subset_size=size)
+    result = optimizer.step(samples(total))
+    assert (result.curvature_samples, result.objective_samples) == (expected, expected)
 
 
 @pytest.mark.parametrize(("size", "shared"), [(20, 0), (30, 20), (39, 38)])

@@ -32,12 +32,17 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 # The best of a few short trial runs by validation error or the time to one, not a search; for
 # speech the defaults in tf32. Those with one previous step are from before there were more.
 BEST_SETTINGS: dict[str, dict[str, Any]] = {
-    "curves": {"dimension": 40, "subset_size": 0.25, "previous_steps": 1},
+    "curves": {"dimension": 40, "subset_size": 0.125, "tf32": True},
     CURVES_CODE_6: {"dimension": 40, "subset_size": 0.125, "tf32": True},
     "mnist-autoencoder": {"dimension": 80, "subset_size": 3_750, "tf32": True},
-    "mnist-classifier": {"dimension": 20, "subset_size": 3_000, "previous_steps": 1},
+    "mnist-classifier": {"dimension": 20, "subset_size": 3_000, "tf32": True},
     "mnist-classifier-pretrained": {"dimension": 20, "subset_size": 3_000, "previous_steps": 1},
-    speech.NAME: {"dimension": 20, "previous_steps": 1, "tf32": True},
+    speech.NAME: {
+        "dimension": 20,
+        "subset_size": "fixed",
+        "previous_steps": 1,
+        "tf32": True,
+    },
 }
 QUICK_SECONDS = 20.0
 QUICK_SPLITS = 2

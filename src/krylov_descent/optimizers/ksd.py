@@ -63,10 +63,10 @@ class KSD(DataOptimizer):
         curvature: "gauss-newton", "hessian" or "fisher".
         preconditioner: "fisher-diagonal", "identity", or an object with the `Preconditioner`
             protocol.
-        subset_size: size of B and C: "auto" (N/K, at least 1,000; all samples where two disjoint
-            sets of that size do not fit), "paper" (N/K), "growing" (N/K, at least 250, doubled when
-            less than half of a step's worth on C is seen on A), a number of samples, a fraction of
-            them, or a pair of these for B and C.
+        subset_size: size of B and C: "auto" (N/K, at least 250, doubled when less than half of a
+            step's worth on C is seen on A, the data being the same), "fixed" (N/K, at least 1,000),
+            "paper" (N/K), a number of samples, a fraction of them, or a pair of these for B and C.
+            The first two are all samples where two disjoint sets of that size do not fit.
         previous_steps: m, how many of the last steps join the subspace. The paper has 1; more of
             them let the deviations of single steps, each for its own C, cancel.
         bfgs_iterations: the most iterations of the search.
@@ -184,6 +184,7 @@ class KSD(DataOptimizer):
         self.subset_sizes = SubsetSizes.checked(subset_size, dimension)
         if self.subset_sizes.grow:
             growing_sets.begin(self.param_groups[0])
+        self._last_data = growing_sets.LastData()
         self.bfgs_iterations = bfgs_iterations
         self.epsilon = epsilon
         self.tf32 = tf32
@@ -234,7 +235,8 @@ class KSD(DataOptimizer):
         with self._working() as objective, derivatives_in_tf32(self.tf32):
             result = _Step(self, objective).run(data, curvature_data, objective_data)
         if self.subset_sizes.grow:
-            growing_sets.learn(self.param_groups[0], result)
+            same_data = objective.ranks.agreed_number(self._last_data.replace(data))
+            growing_sets.learn(self.param_groups[0], result, same_data=bool(same_data))
         return result
 
     @property
