@@ -293,11 +293,12 @@ class StoredBasis:
     def gram(self) -> Tensor:
         """The inner products of all rows with one another [count, count].
 
-        One reading of the rows, outside of TensorFloat-32.
+        One reading of the rows, outside of TensorFloat-32. A CPU copies what it multiplies, so it
+        is given blocks.
         """
         rows = slice(0, self.count)
         with forward_precision():
-            if self._plain:
+            if self._plain and self.stored.is_cuda:
                 return self.stored[rows] @ self.stored[rows].t()
             found = torch.zeros(self.count, self.count, dtype=self.dtype, device=self.device)
             for _, block in self._blocks(rows):
