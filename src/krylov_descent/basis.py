@@ -291,16 +291,21 @@ class StoredBasis:
         return vector.sub_(self.combine(rows, coefficients))
 
     def gram(self) -> Tensor:
-        """The inner products of all rows with one another [count, count].
+        """The inner products of all rows with one another [count, count], the lower triangle.
 
-        One reading of the rows, outside of TensorFloat-32. A CPU copies what it multiplies, so it
-        is given blocks.
+        One reading of the rows, outside of TensorFloat-32. Not on a CPU, where a product of
+        matrices holds a copy of both, and takes no less time than one row after another.
         """
         rows = slice(0, self.count)
-        with forward_precision():
-            if self._plain and self.stored.is_cuda:
+        if self._plain and self.stored.is_cuda:
+            with forward_precision():
                 return self.stored[rows] @ self.stored[rows].t()
-            found = torch.zeros(self.count, self.count, dtype=self.dtype, device=self.device)
+        found = torch.zeros(self.count, self.count, dtype=self.dtype, device=self.device)
+        if self._plain:
+            for k in range(self.count):
+                found[k, : k + 1] = self.stored[: k + 1] @ self.stored[k]
+            return found
+        with forward_precision():
             for _, block in self._blocks(rows):
                 found.addmm_(block, block.t())
         return found

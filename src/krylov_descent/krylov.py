@@ -44,9 +44,9 @@ def fill_with_krylov_space(
         placement: which part of each vector this rank keeps.
 
     Returns:
-        H̄ [K + m, K + m], of which the lower triangle counts, VᵀV [K + m, K + m], and the squared
-        lengths of the directions before they were made 1 [K + m]: zero for one that vanished,
-        whose row is zero.
+        H̄ and VᵀV [K + m, K + m], of which the lower triangles count, and the squared lengths of
+        the directions before they were made 1 [K + m]: zero for one that vanished, whose row is
+        zero.
 
     With a good preconditioner D⁻¹H is near the identity and a new direction may vanish. Then the
     Krylov part ends; a previous step still joins unless it lies in the span already. On a
@@ -54,7 +54,7 @@ def fill_with_krylov_space(
     follows from it.
 
     Cost: r products, D⁻¹ each. For a vector that follows k others these are read twice, 2kn
-    multiply-adds, and all once at the end, r²n. For each product, what the placement sends.
+    multiply-adds, and for VᵀV all at the end, r²n. For each product, what the placement sends.
     """
     krylov = rows.count - len(previous_steps)
     curvature = gradient.new_zeros(rows.count, rows.count)
