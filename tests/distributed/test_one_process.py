@@ -51,6 +51,17 @@ def test_two_steps_are_those_of_one_process(case: str, shards: tuple[Group, list
     assert_same(group.run(work.steps, name, options, sizes), work.steps(name, options, sizes))
 
 
+def test_sets_grow_alike(pair: Group) -> None:
+    sizes = [500, 700]
+    alone = work.sizes_of_growing_sets(sizes, 10)
+    assert [alone[0][0], alone[-1][0]] == [250, 500]
+    first, second = pair.run(work.sizes_of_growing_sets, sizes, 10)
+    assert first == second
+    for (size, loss), (expected_size, expected_loss) in zip(first, alone, strict=True):
+        assert size == expected_size
+        assert loss == pytest.approx(expected_loss, rel=1e-9)
+
+
 @pytest.mark.parametrize("name", ["hf", "ncg"])
 def test_streams_are_one_after_the_other(name: str, trio: Group) -> None:
     expected = work.steps(name, {}, ONE_EMPTY, 2, 7)

@@ -30,6 +30,15 @@ def classes(samples: int = 60, dtype: torch.dtype = torch.float32) -> tuple[Tens
         return inputs.to(dtype), scores.argmax(1)
 
 
+def noisy_classes(count: int, inputs: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Samples in float64 whose class is a matter of chance, more likely one than another."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, inputs, dtype=torch.float64, generator=generator)
+    scores = x @ torch.randn(inputs, classes, dtype=torch.float64, generator=generator)
+    noise = torch.rand(count, classes, dtype=torch.float64, generator=generator).log().neg().log()
+    return x, (0.5 * scores - noise).argmax(1)
+
+
 def parameters_of(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
 

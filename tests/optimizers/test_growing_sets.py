@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from krylov_descent import KSD, Status, StepResult
 from krylov_descent.optimizers import growing_sets
-from tests.optimizers.nets import parameters_of
+from tests.optimizers.nets import noisy_classes, parameters_of
 
 N, INPUTS, CLASSES = 1200, 6, 3
 
@@ -102,14 +102,6 @@ def test_there_is_nothing_beyond_all_of_the_data() -> None:
     assert doublings_after(*(step(10, 1, part=1000) for _ in range(5))) == 0
 
 
-def noisy_classes() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(N, INPUTS, dtype=torch.float64, generator=generator)
-    scores = inputs @ torch.randn(INPUTS, CLASSES, dtype=torch.float64, generator=generator)
-    noise = torch.rand(N, CLASSES, dtype=torch.float64, generator=generator).log().neg().log()
-    return inputs, (0.5 * scores - noise).argmax(1)
-
-
 def least_loss(data: tuple[Tensor, Tensor]) -> float:
     """Of a linear classifier, by SciPy."""
 
@@ -130,7 +122,7 @@ def least_loss(data: tuple[Tensor, Tensor]) -> float:
 
 @pytest.mark.parametrize(("size", "reached"), [("auto", True), (250, False)])
 def test_the_minimum_of_noisy_data_is_reached(size: Any, reached: bool) -> None:
-    data = noisy_classes()
+    data = noisy_classes(N, INPUTS, CLASSES)
     model = nn.Linear(INPUTS, CLASSES).double()
     optimizer = KSD(model, nn.CrossEntropyLoss(), subset_size=size, dimension=10)
     results = [optimizer.step(data) for _ in range(25)]
@@ -142,7 +134,7 @@ def test_the_minimum_of_noisy_data_is_reached(size: Any, reached: bool) -> None:
 
 def test_they_stay_as_they_are_where_every_step_has_new_data() -> None:
     """The loss differs from batch to batch by more than a step near the minimum brings."""
-    inputs, targets = noisy_classes()
+    inputs, targets = noisy_classes(N, INPUTS, CLASSES)
     model = nn.Linear(INPUTS, CLASSES).double()
     optimizer = KSD(model, nn.CrossEntropyLoss(), dimension=10)
     for k in range(8):
@@ -166,7 +158,7 @@ def test_without_noise_they_stay_small() -> None:
 
 
 def test_a_loaded_state_goes_on_alike() -> None:
-    data = noisy_classes()
+    data = noisy_classes(N, INPUTS, CLASSES)
 
     def build() -> KSD:
         torch.manual_seed(3)
