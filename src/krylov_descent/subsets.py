@@ -20,8 +20,8 @@ from krylov_descent.threads import one_thread
 
 Size = int | float | Literal["auto", "fixed", "paper"]
 # Below this a tenth of the samples is too few to say anything about curvature; sets that grow may
-# begin with less.
-SMALLEST = {"auto": 250, "fixed": 1000}
+# begin with less, down to `FEWEST`.
+SMALLEST, FEWEST = 1000, 250
 # A stream is over before its length is known, so more is held back than is wanted so far: a
 # larger fraction of what flows by, and some samples more. How many keys lie below 1.25 times the
 # fraction falls behind the number wanted by more than s with probability exp(-0.46 s), ever.
@@ -36,13 +36,15 @@ class SubsetSizes:
         curvature: of B.
         objective: of C.
         dimension: K, of which "paper" (N/K), "fixed" (the same, but at least 1,000) and "auto" (at
-            least 250, times 2 to the number of doublings) speak.
+            least `least`, times 2 to the number of doublings) speak.
+        least: that sets which grow begin with.
         doublings: so far.
     """
 
     curvature: Size
     objective: Size
     dimension: int
+    least: int = SMALLEST
     doublings: int = 0
 
     @property
@@ -67,8 +69,8 @@ class SubsetSizes:
             return sizes
         # Too few for disjoint sets of a useful size: the automatic ones take all samples.
         return (
-            total if self.curvature in SMALLEST else sizes[0],
-            total if self.objective in SMALLEST else sizes[1],
+            total if self.curvature in ("auto", "fixed") else sizes[0],
+            total if self.objective in ("auto", "fixed") else sizes[1],
         )
 
     def wanted_of_stream(self, seen: int) -> int:
@@ -88,7 +90,8 @@ class SubsetSizes:
     def _resolve(self, wanted: Size, total: int) -> int:
         if isinstance(wanted, str):
             part = math.ceil(total / self.dimension)
-            return min(total, self._factor(wanted) * max(part, SMALLEST.get(wanted, 0)))
+            least = {"auto": self.least, "fixed": SMALLEST, "paper": 1}[wanted]
+            return min(total, self._factor(wanted) * max(part, least))
         if isinstance(wanted, float):
             return max(1, round(wanted * total))
         return int(wanted)
@@ -97,7 +100,9 @@ class SubsetSizes:
         return 2**self.doublings if wanted == "auto" else 1
 
     @classmethod
-    def checked(cls, subset_size: "Size | tuple[Size, Size]", dimension: int) -> "SubsetSizes":
+    def checked(
+        cls, subset_size: "Size | tuple[Size, Size]", dimension: int, least: int = SMALLEST
+    ) -> "SubsetSizes":
         """One size for both sets, or a pair (B, C), with each checked."""
         pair: tuple[Any, ...] = (
             subset_size if isinstance(subset_size, tuple) else (subset_size, subset_size)
@@ -108,7 +113,7 @@ class SubsetSizes:
                 "a fraction (float in (0, 1]), or a pair of these for B and C, found "
                 f"{subset_size!r}"
             )
-        return cls(*pair, dimension)
+        return cls(*pair, dimension, least)
 
 
 def _is_size(size: object) -> bool:

@@ -19,7 +19,7 @@ from krylov_descent.preconditioner import Diagonal, Identity
 from krylov_descent.spread_objective import SpreadObjective
 from krylov_descent.stored_subspace import stored_krylov_basis
 from krylov_descent.subspace import Coordinates
-from tests.optimizers.nets import classes, net, noisy_classes, parameters_of
+from tests.optimizers.nets import beginning_small, classes, net, noisy_classes, parameters_of
 
 OPTIMIZERS: dict[str, Any] = {"ksd": KSD, "hf": HessianFree, "ncg": NonlinearCG}
 # Small enough for a step in a fraction of a second, and so short that the search does not end by
@@ -95,7 +95,7 @@ def sizes_of_growing_sets(sizes: Sequence[int], count: int) -> list[tuple[int, f
     """Samples in C and the loss on A, step by step, with sets that grow."""
     torch.manual_seed(3)
     model = nn.Linear(6, 3).double()
-    optimizer = KSD(model, nn.CrossEntropyLoss(), dimension=10)
+    optimizer = beginning_small(KSD(model, nn.CrossEntropyLoss(), dimension=10))
     data = own(noisy_classes(sum(sizes), 6, 3), sizes)
     results = [optimizer.step(data) for _ in range(count)]
     return [(result.objective_samples, result.loss) for result in results]

@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent import Status
+from krylov_descent import KSD, Status
 from krylov_descent.optimizers.base import DataOptimizer
 
 Make = Callable[[nn.Module, Any], DataOptimizer]
@@ -37,6 +38,12 @@ def noisy_classes(count: int, inputs: int, classes: int) -> tuple[Tensor, Tensor
     scores = x @ torch.randn(inputs, classes, dtype=torch.float64, generator=generator)
     noise = torch.rand(count, classes, dtype=torch.float64, generator=generator).log().neg().log()
     return x, (0.5 * scores - noise).argmax(1)
+
+
+def beginning_small(optimizer: KSD) -> KSD:
+    """The same with sets that begin with 250 samples, as for a large model."""
+    optimizer.subset_sizes = replace(optimizer.subset_sizes, least=250)
+    return optimizer
 
 
 def parameters_of(model: nn.Module) -> Tensor:

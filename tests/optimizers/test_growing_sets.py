@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from krylov_descent import KSD, Status, StepResult
 from krylov_descent.optimizers import growing_sets
-from tests.optimizers.nets import noisy_classes, parameters_of
+from tests.optimizers.nets import beginning_small, noisy_classes, parameters_of
 
 N, INPUTS, CLASSES = 1200, 6, 3
 
@@ -98,6 +98,17 @@ def test_the_memory_of_the_data_does_not_hold_them() -> None:
     assert not last.replace((torch.zeros(3, 2), None))
 
 
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "expected"), [(2, 2, 1000), (249, 200, 500), (600, 400, 250)]
+)
+def test_sets_begin_with_fewer_samples_the_larger_the_model_is(
+    inputs: int, outputs: int, expected: int
+) -> None:
+    """So many that a product keeps a CPU busy, times 50,000 parameters 25 million."""
+    optimizer = KSD(nn.Linear(inputs, outputs), nn.MSELoss())
+    assert optimizer.subset_sizes.of(4000) == (expected, expected)
+
+
 def test_there_is_nothing_beyond_all_of_the_data() -> None:
     assert doublings_after(*(step(10, 1, part=1000) for _ in range(5))) == 0
 
@@ -125,6 +136,7 @@ def test_the_minimum_of_noisy_data_is_reached(size: Any, reached: bool) -> None:
     data = noisy_classes(N, INPUTS, CLASSES)
     model = nn.Linear(INPUTS, CLASSES).double()
     optimizer = KSD(model, nn.CrossEntropyLoss(), subset_size=size, dimension=10)
+    beginning_small(optimizer)
     results = [optimizer.step(data) for _ in range(25)]
     assert results[0].curvature_samples == results[0].objective_samples == 250
     assert results[-1].objective_samples == (N if reached else 250)
@@ -136,7 +148,7 @@ def test_they_stay_as_they_are_where_every_step_has_new_data() -> None:
     """The loss differs from batch to batch by more than a step near the minimum brings."""
     inputs, targets = noisy_classes(N, INPUTS, CLASSES)
     model = nn.Linear(INPUTS, CLASSES).double()
-    optimizer = KSD(model, nn.CrossEntropyLoss(), dimension=10)
+    optimizer = beginning_small(KSD(model, nn.CrossEntropyLoss(), dimension=10))
     for k in range(8):
         part = torch.arange(N).roll(150 * k)[:600]
         result = optimizer.step((inputs[part], targets[part]))
@@ -150,7 +162,7 @@ def test_without_noise_they_stay_small() -> None:
     inputs = torch.randn(N, INPUTS)
     teacher, model = nn.Linear(INPUTS, 2), nn.Linear(INPUTS, 2)
     data = inputs, teacher(inputs).detach()
-    optimizer = KSD(model, nn.MSELoss(), subset_size="auto", dimension=3)
+    optimizer = beginning_small(KSD(model, nn.MSELoss(), dimension=3))
     for _ in range(4):
         result = optimizer.step(data)
     assert result.objective_samples == N // 3
@@ -163,7 +175,7 @@ def test_a_loaded_state_goes_on_alike() -> None:
     def build() -> KSD:
         torch.manual_seed(3)
         model = nn.Linear(INPUTS, CLASSES).double()
-        return KSD(model, nn.CrossEntropyLoss(), subset_size="auto", dimension=10)
+        return beginning_small(KSD(model, nn.CrossEntropyLoss(), dimension=10))
 
     straight, first, second = build(), build(), build()
     for _ in range(10):

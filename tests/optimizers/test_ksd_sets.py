@@ -83,8 +83,8 @@ def test_the_result_reports_the_sizes(
     ("size", "total", "dimension", "expected"),
     [
         ("auto", 2500, 2, 1250),
-        ("auto", 2500, 20, 250),
-        ("auto", 499, 20, 499),
+        ("auto", 2500, 20, 1000),
+        ("auto", 1999, 20, 1999),
         ("fixed", 2500, 2, 1250),
         ("fixed", 2500, 20, 1000),
         ("fixed", 1999, 20, 1999),

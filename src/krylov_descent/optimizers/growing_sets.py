@@ -15,14 +15,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from krylov_descent.optimizers.result import Status, StepResult
+from krylov_descent.parameters import FlatParameters
+from krylov_descent.subsets import FEWEST, SMALLEST
 
 # Of what the last steps promised on C, so much must be seen on A.
 WORTH = 0.5
 # By which older steps count less.
 MEMORY = 0.7
 MOST_DOUBLINGS = 40
+# Parameters times samples that keep a CPU busy: with less a product hardly takes less time. A GPU
+# needs a hundred times as many.
+CPU_WORK = 25_000_000
 
 DOUBLINGS, EXPECTED, PROMISED = "set_doublings", "set_expected", "set_promised"
+
+
+def least_samples(parameters: FlatParameters) -> int:
+    """With how many samples sets begin, if not with N/K: fewer for a large model on a CPU."""
+    if parameters.device.type != "cpu":
+        return SMALLEST
+    return min(SMALLEST, max(FEWEST, CPU_WORK // parameters.numel))
 
 
 def begin(group: dict[str, Any]) -> None:

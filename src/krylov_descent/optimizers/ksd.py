@@ -63,10 +63,11 @@ class KSD(DataOptimizer):
         curvature: "gauss-newton", "hessian" or "fisher".
         preconditioner: "fisher-diagonal", "identity", or an object with the `Preconditioner`
             protocol.
-        subset_size: size of B and C: "auto" (N/K, at least 250, doubled when less than half of a
-            step's worth on C is seen on A, the data being the same), "fixed" (N/K, at least 1,000),
-            "paper" (N/K), a number of samples, a fraction of them, or a pair of these for B and C.
-            The first two are all samples where two disjoint sets of that size do not fit.
+        subset_size: size of B and C: "fixed" (N/K, at least 1,000), "auto" (the same to begin with,
+            for large models on a CPU down to 250, and doubled when less than half of a step's worth
+            on C is seen on A, the data being the same), "paper" (N/K), a number of samples, a
+            fraction of them, or a pair of these for B and C. The first two are all samples where
+            two disjoint sets of that size do not fit.
         previous_steps: m, how many of the last steps join the subspace. The paper has 1; more of
             them let the deviations of single steps, each for its own C, cancel.
         bfgs_iterations: the most iterations of the search.
@@ -181,7 +182,8 @@ class KSD(DataOptimizer):
         self.dimension = dimension
         self.curvature = Curvature(curvature)
         self.preconditioner = make_preconditioner(preconditioner, epsilon)
-        self.subset_sizes = SubsetSizes.checked(subset_size, dimension)
+        least = growing_sets.least_samples(self.objective.parameters)
+        self.subset_sizes = SubsetSizes.checked(subset_size, dimension, least)
         if self.subset_sizes.grow:
             growing_sets.begin(self.param_groups[0])
         self._last_data = growing_sets.LastData()
