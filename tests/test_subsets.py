@@ -119,7 +119,9 @@ def _drawn(total: int, sizes: SubsetSizes, seed: int, batch: int | None) -> tupl
 @settings(max_examples=100)
 @given(
     total=st.integers(1, 120),
-    wanted=st.sampled_from([0.05, 0.3, 0.5, 0.7, 1.0, "paper", "fixed", (0.1, 0.6), ("paper", 1)]),
+    wanted=st.sampled_from(
+        [0.05, 0.3, 0.5, 0.7, 1.0, "paper", "fixed", "auto", (0.1, 0.6), ("paper", 1)]
+    ),
     dimension=st.integers(1, 30),
     batch=st.none() | st.integers(1, 40),
     seed=st.integers(0, 1000),

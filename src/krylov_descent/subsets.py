@@ -20,8 +20,8 @@ from krylov_descent.threads import one_thread
 
 Size = int | float | Literal["auto", "fixed", "paper"]
 # Below this a tenth of the samples is too few to say anything about curvature; sets that grow may
-# begin with less, down to `FEWEST`.
-SMALLEST, FEWEST = 1000, 250
+# begin with less.
+LEAST_FIXED, LEAST_GROWING = 1000, 250
 # A stream is over before its length is known, so more is held back than is wanted so far: a
 # larger fraction of what flows by, and some samples more. How many keys lie below 1.25 times the
 # fraction falls behind the number wanted by more than s with probability exp(-0.46 s), ever.
@@ -37,14 +37,14 @@ class SubsetSizes:
         objective: of C.
         dimension: K, of which "paper" (N/K), "fixed" (the same, but at least 1,000) and "auto" (at
             least `least`, times 2 to the number of doublings) speak.
-        least: that sets which grow begin with.
+        least: the fewest samples that a growing set begins with.
         doublings: so far.
     """
 
     curvature: Size
     objective: Size
     dimension: int
-    least: int = SMALLEST
+    least: int = LEAST_FIXED
     doublings: int = 0
 
     @property
@@ -90,7 +90,7 @@ class SubsetSizes:
     def _resolve(self, wanted: Size, total: int) -> int:
         if isinstance(wanted, str):
             part = math.ceil(total / self.dimension)
-            least = {"auto": self.least, "fixed": SMALLEST, "paper": 1}[wanted]
+            least = {"auto": self.least, "fixed": LEAST_FIXED, "paper": 1}[wanted]
             return min(total, self._factor(wanted) * max(part, least))
         if isinstance(wanted, float):
             return max(1, round(wanted * total))
@@ -101,7 +101,7 @@ class SubsetSizes:
 
     @classmethod
     def checked(
-        cls, subset_size: "Size | tuple[Size, Size]", dimension: int, least: int = SMALLEST
+        cls, subset_size: "Size | tuple[Size, Size]", dimension: int, least: int = LEAST_FIXED
     ) -> "SubsetSizes":
         """One size for both sets, or a pair (B, C), with each checked."""
         pair: tuple[Any, ...] = (

@@ -51,11 +51,13 @@ def test_two_steps_are_those_of_one_process(case: str, shards: tuple[Group, list
     assert_same(group.run(work.steps, name, options, sizes), work.steps(name, options, sizes))
 
 
-def test_sets_grow_alike(pair: Group) -> None:
+@pytest.mark.parametrize("copying", [None, 1])
+def test_sets_grow_alike(copying: int | None, pair: Group) -> None:
+    """Also where one rank cannot know that its data are those of the step before."""
     sizes = [500, 700]
     alone = work.sizes_of_growing_sets(sizes, 10)
     assert [alone[0][0], alone[-1][0]] == [250, 500]
-    first, second = pair.run(work.sizes_of_growing_sets, sizes, 10)
+    first, second = pair.run(work.sizes_of_growing_sets, sizes, 10, copying)
     assert first == second
     for (size, loss), (expected_size, expected_loss) in zip(first, alone, strict=True):
         assert size == expected_size

@@ -91,13 +91,21 @@ def steps(
     }
 
 
-def sizes_of_growing_sets(sizes: Sequence[int], count: int) -> list[tuple[int, float]]:
-    """Samples in C and the loss on A, step by step, with sets that grow."""
+def sizes_of_growing_sets(
+    sizes: Sequence[int], count: int, copying: int | None = None
+) -> list[tuple[int, float]]:
+    """Samples in C and the loss on A, step by step, with sets that grow.
+
+    Args:
+        sizes: of the shards.
+        count: how many steps.
+        copying: a rank that gives new tensors at each step.
+    """
     torch.manual_seed(3)
     model = nn.Linear(6, 3).double()
     optimizer = beginning_small(KSD(model, nn.CrossEntropyLoss(), dimension=10))
-    data = own(noisy_classes(sum(sizes), 6, 3), sizes)
-    results = [optimizer.step(data) for _ in range(count)]
+    x, y = own(noisy_classes(sum(sizes), 6, 3), sizes)
+    results = [optimizer.step((x.clone() if rank() == copying else x, y)) for _ in range(count)]
     return [(result.objective_samples, result.loss) for result in results]
 
 

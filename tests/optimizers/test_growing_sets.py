@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 import scipy.optimize
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from krylov_descent import KSD, Status, StepResult
+from krylov_descent.batches import as_samples
 from krylov_descent.optimizers import growing_sets
+from krylov_descent.optimizers.result import SCALED_AWAY
 from tests.optimizers.nets import beginning_small, noisy_classes, parameters_of
 
 N, INPUTS, CLASSES = 1200, 6, 3
@@ -35,6 +38,7 @@ def step(loss: float, gain: float, *, part: int = 100, status: Status = Status.M
 
 def doublings_after(*results: StepResult) -> int:
     group: dict[str, Any] = {}
+    growing_sets.begin(group)
     for result in results:
         growing_sets.learn(group, result)
     return int(group[growing_sets.DOUBLINGS])
@@ -63,39 +67,67 @@ def test_a_step_without_decrease_has_them_doubled_and_one_that_is_not_finite_not
     assert doublings_after(step(math.nan, 0, status=Status.NOT_FINITE)) == 0
 
 
+def test_a_step_that_lr_made_worthless_says_nothing_of_the_sets() -> None:
+    scaled = replace(step(10, 0, status=Status.NO_DECREASE), reason=SCALED_AWAY)
+    assert doublings_after(scaled) == 0
+
+
 def test_losses_on_other_data_are_not_compared() -> None:
     group: dict[str, Any] = {}
-    for loss in (10, 11, 12, 13):
-        growing_sets.learn(group, step(loss, 1.0), same_data=False)
+    growing_sets.begin(group)
+    growing_sets.learn(group, step(10, 1.0))
+    group[growing_sets.SAME_DATA] = False
+    growing_sets.learn(group, step(11, 1.0))
+    growing_sets.learn(group, step(11, 0, status=Status.NO_DECREASE))
     assert group[growing_sets.DOUBLINGS] == 0
-    growing_sets.learn(group, step(13.5, 1.0))
+    group[growing_sets.SAME_DATA] = True
+    growing_sets.learn(group, step(12, 1.0))  # nothing is left to compare it with
+    assert group[growing_sets.DOUBLINGS] == 0
+    growing_sets.learn(group, step(12.5, 1.0))
     assert group[growing_sets.DOUBLINGS] == 1
 
 
-def test_data_are_the_same_if_the_tensors_or_the_dataset_are() -> None:
-    inputs, targets = torch.zeros(3, 2), torch.zeros(3)
-    dataset = TensorDataset(inputs, targets)
-    for one, other in (
-        ((inputs, targets), (inputs, targets)),
-        (({"x": inputs}, targets), ({"x": inputs}, targets)),
-        ([(inputs, targets), (inputs, targets)], [(inputs, targets)]),
-        (dataset, dataset),
-    ):
-        last = growing_sets.LastData()
-        assert last.replace(one)  # nothing is known before
-        assert last.replace(other)
-        assert not last.replace((inputs.clone(), targets))
-        assert not last.replace(one)
-    assert pickle.loads(pickle.dumps(last)).replace((inputs.clone(), targets))
+def same(one: Any, other: Any) -> bool | None:
+    last = growing_sets.LastData()
+    assert last.same_as_before(as_samples(one)) in (None, False)
+    return last.same_as_before(as_samples(other))
 
 
-def test_the_memory_of_the_data_does_not_hold_them() -> None:
-    last, inputs = growing_sets.LastData(), torch.zeros(3, 2)
-    last.replace((inputs, None))
-    gone = weakref.ref(inputs)
-    del inputs
+def test_data_are_the_same_if_the_tensors_are() -> None:
+    x, y = torch.zeros(30, 2), torch.zeros(30)
+    for data in ((x, y), (x, None), ({"a": x}, [y]), TensorDataset(x, y)):
+        assert same(data, data)
+    assert same((x, y), TensorDataset(x, y))
+    assert same((x[:20], y[:20]), (x[:20], y[:20]))  # new views of the same numbers
+    loader = DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True)
+    assert same(loader, loader)
+
+
+def test_data_are_others_if_a_tensor_is_another_or_was_written_to() -> None:
+    x, y = torch.zeros(30, 2), torch.zeros(30)
+    for other in ((x.clone(), y), (x, y.clone()), (x, None), (x[:20], y[:20])):
+        assert same((x, y), other) is False
+    assert same((x[:20], y[:20]), (x[10:], y[10:])) is False
+    last = growing_sets.LastData()
+    last.same_as_before(as_samples((x, y)))
+    x.add_(1)
+    assert last.same_as_before(as_samples((x, y))) is False
+
+
+def test_what_is_not_in_memory_may_be_other_data_each_time() -> None:
+    batches = [(torch.zeros(3, 2), torch.zeros(3))]
+    assert same(batches, batches) is False
+    assert same(iter(batches), iter(batches)) is False
+
+
+def test_the_memory_of_the_data_does_not_hold_them_and_is_not_copied() -> None:
+    last, x = growing_sets.LastData(), torch.zeros(3, 2)
+    last.same_as_before(as_samples((x, None)))
+    assert pickle.loads(pickle.dumps(last)).same_as_before(as_samples((x, None))) is None
+    gone = weakref.ref(x)
+    del x
     assert gone() is None
-    assert not last.replace((torch.zeros(3, 2), None))
+    assert last.same_as_before(as_samples((torch.zeros(3, 2), None))) is False
 
 
 @pytest.mark.parametrize(
@@ -144,16 +176,27 @@ def test_the_minimum_of_noisy_data_is_reached(size: Any, reached: bool) -> None:
     assert (excess < 1e-9) if reached else (excess > 1e-4)
 
 
-def test_they_stay_as_they_are_where_every_step_has_new_data() -> None:
+def parts_of(data: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
+    """Half of the samples, others for each k."""
+    part = torch.arange(N).roll(150 * k)[: N // 2]
+    return data[0][part], data[1][part]
+
+
+def test_where_every_step_has_new_data_sets_are_as_if_fixed() -> None:
     """The loss differs from batch to batch by more than a step near the minimum brings."""
-    inputs, targets = noisy_classes(N, INPUTS, CLASSES)
-    model = nn.Linear(INPUTS, CLASSES).double()
+    data, model = noisy_classes(N, INPUTS, CLASSES), nn.Linear(INPUTS, CLASSES).double()
     optimizer = beginning_small(KSD(model, nn.CrossEntropyLoss(), dimension=10))
-    for k in range(8):
-        part = torch.arange(N).roll(150 * k)[:600]
-        result = optimizer.step((inputs[part], targets[part]))
-        if result.status is Status.MOVED:
-            assert result.objective_samples == 250
+    sizes = [optimizer.step(parts_of(data, k)).objective_samples for k in range(8)]
+    assert sizes == [250] + 7 * [N // 2]  # two sets of 1,000 do not fit
+    assert optimizer.param_groups[0][growing_sets.DOUBLINGS] == 0
+
+
+def test_sets_given_by_hand_teach_nothing() -> None:
+    data, model = noisy_classes(N, INPUTS, CLASSES), nn.Linear(INPUTS, CLASSES).double()
+    optimizer = beginning_small(KSD(model, nn.CrossEntropyLoss(), dimension=10))
+    few = data[0][:30], data[1][:30]
+    for _ in range(8):
+        optimizer.step(data, curvature_data=few, objective_data=few)
     assert optimizer.param_groups[0][growing_sets.DOUBLINGS] == 0
 
 
@@ -169,7 +212,8 @@ def test_without_noise_they_stay_small() -> None:
     assert result.loss < 1e-3
 
 
-def test_a_loaded_state_goes_on_alike() -> None:
+@pytest.mark.parametrize("new_data", [False, True])
+def test_a_loaded_state_goes_on_alike(new_data: bool) -> None:
     data = noisy_classes(N, INPUTS, CLASSES)
 
     def build() -> KSD:
@@ -177,15 +221,16 @@ def test_a_loaded_state_goes_on_alike() -> None:
         model = nn.Linear(INPUTS, CLASSES).double()
         return beginning_small(KSD(model, nn.CrossEntropyLoss(), dimension=10))
 
+    def run(optimizer: KSD, steps: range) -> None:
+        for k in steps:
+            optimizer.step(parts_of(data, k) if new_data else data)
+
     straight, first, second = build(), build(), build()
-    for _ in range(10):
-        straight.step(data)
-    for _ in range(7):
-        first.step(data)
-    assert first.param_groups[0][growing_sets.DOUBLINGS] > 0
+    run(straight, range(10))
+    run(first, range(7))
+    assert bool(first.param_groups[0][growing_sets.DOUBLINGS]) is not new_data
     second.objective.network.model.load_state_dict(first.objective.network.model.state_dict())
     second.load_state_dict(copy.deepcopy(first.state_dict()))
-    for _ in range(3):
-        second.step(data)
+    run(second, range(7, 10))
     models = (straight.objective.network.model, second.objective.network.model)
     assert torch.equal(parameters_of(models[0]), parameters_of(models[1]))

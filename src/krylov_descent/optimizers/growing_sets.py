@@ -5,36 +5,40 @@ is known without any further work: the next step finds the loss on A. Small sets
 early in training what they say of a step holds for all the data; when less than half of it does,
 they are doubled. (Byrd, Chin, Nocedal and Wu 2012 grow sets by the variance of gradients.)
 
-The memory of that is three numbers in a parameter group, where checkpoints have them. Losses on
-other data than those of the step before say nothing of it, and are not compared.
+The memory of that is four numbers in a parameter group, where checkpoints have them. Losses on
+other data than those of the step before say nothing of it, and are not compared. What is not in
+memory may be other data each time, and larger than memory, so there the sets do not grow.
 """
 
 import math
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
-from krylov_descent.optimizers.result import Status, StepResult
+from torch import Tensor
+
+from krylov_descent.batches import InMemory, Samples, tensors_in
+from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.parameters import FlatParameters
-from krylov_descent.subsets import FEWEST, SMALLEST
+from krylov_descent.subsets import LEAST_FIXED, LEAST_GROWING
 
 # Of what the last steps promised on C, so much must be seen on A.
 WORTH = 0.5
 # By which older steps count less.
 MEMORY = 0.7
 MOST_DOUBLINGS = 40
-# Parameters times samples that keep a CPU busy: with less a product hardly takes less time. A GPU
-# needs a hundred times as many.
+# Parameters times samples: so many samples take a product on a CPU as long as what does not depend
+# on them (`product_by_samples` in results/trials/small_sets.json). On a GPU it is many more.
 CPU_WORK = 25_000_000
 
 DOUBLINGS, EXPECTED, PROMISED = "set_doublings", "set_expected", "set_promised"
+SAME_DATA = "set_same_data"  # whether the last step had the data of the one before
 
 
 def least_samples(parameters: FlatParameters) -> int:
     """With how many samples sets begin, if not with N/K: fewer for a large model on a CPU."""
     if parameters.device.type != "cpu":
-        return SMALLEST
-    return min(SMALLEST, max(FEWEST, CPU_WORK // parameters.numel))
+        return LEAST_FIXED
+    return min(LEAST_FIXED, max(LEAST_GROWING, CPU_WORK // parameters.numel))
 
 
 def begin(group: dict[str, Any]) -> None:
@@ -42,22 +46,23 @@ def begin(group: dict[str, Any]) -> None:
     group.setdefault(DOUBLINGS, 0)
     group.setdefault(EXPECTED, math.nan)
     group.setdefault(PROMISED, 0.0)
+    group.setdefault(SAME_DATA, True)
 
 
-def learn(group: dict[str, Any], result: StepResult, *, same_data: bool = True) -> None:
+def learn(group: dict[str, Any], result: StepResult) -> None:
     """What a step says of the steps before it, and of its own worth.
 
     Args:
         group: with the entries, which are updated.
         result: of the step.
-        same_data: whether it had the data of the step before.
     """
-    begin(group)  # a state that was loaded may be from sets that did not grow
-    if not same_data:
+    if not group[SAME_DATA]:
         group[EXPECTED], group[PROMISED] = math.nan, 0.0
+        return
     # EXPECTED is what the loss on A would be without the last steps, the older ones discounted.
     seen = group[EXPECTED] - result.loss
-    too_small = seen < WORTH * group[PROMISED] or result.status is Status.NO_DECREASE
+    fruitless = result.status is Status.NO_DECREASE and result.reason != SCALED_AWAY
+    too_small = fruitless or seen < WORTH * group[PROMISED]
     everything = result.curvature_samples == result.objective_samples == result.samples
     if too_small and not everything:
         group[DOUBLINGS] = min(group[DOUBLINGS] + 1, MOST_DOUBLINGS)
@@ -71,22 +76,41 @@ class LastData:
     """What data the last step had, without holding on to them."""
 
     def __init__(self) -> None:
-        self._first: weakref.ref[Any] | None = None
+        self._marks: list[_Mark] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_first": None}  # a copy will see other objects
+        return {"_marks": None}  # a copy will see other tensors
 
-    def replace(self, data: Any) -> bool:
-        """Take note of the data of a step; whether they are those of the step before.
+    def same_as_before(self, samples: Samples) -> bool | None:
+        """Whether these are the data of the step before; None where there was none.
 
-        They are if their first tensor, or their dataset or loader, is the same object. What was
-        not seen before counts as the same, so that a run that is resumed goes on alike.
+        They are if their tensors are the same objects, or the same views of them, and have not
+        been written to.
         """
-        while isinstance(data, list | tuple | Mapping) and data:
-            data = next(iter(data.values() if isinstance(data, Mapping) else data))
-        same = self._first is None or self._first() is data
-        try:
-            self._first = weakref.ref(data)
-        except TypeError:
-            self._first = None
-        return same
+        if not isinstance(samples, InMemory):
+            return False
+        tensors = tensors_in((samples.batch.inputs, samples.batch.targets))
+        before, self._marks = self._marks, [_Mark(tensor) for tensor in tensors]
+        if before is None:
+            return None
+        return len(before) == len(tensors) and all(map(_Mark.fits, before, tensors))
+
+
+class _Mark:
+    """By what a tensor is known again."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._owner = weakref.ref(_owner(tensor))
+        self._part = _part(tensor)
+
+    def fits(self, tensor: Tensor) -> bool:
+        return self._owner() is _owner(tensor) and self._part == _part(tensor)
+
+
+def _owner(tensor: Tensor) -> Tensor:
+    return tensor if tensor._base is None else tensor._base
+
+
+def _part(tensor: Tensor) -> tuple[Any, ...]:
+    version = 0 if tensor.is_inference() else tensor._version
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), version

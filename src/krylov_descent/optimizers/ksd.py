@@ -25,10 +25,10 @@ from krylov_descent.optimizers.ksd_spaces import (
     Spaces,
     objective_in,
 )
-from krylov_descent.optimizers.result import Status, StepResult
+from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.precision import derivatives_in_tf32
 from krylov_descent.preconditioner import Preconditioner, make_preconditioner
-from krylov_descent.subsets import Reservoir, Size, SubsetSizes, draw
+from krylov_descent.subsets import LEAST_FIXED, Reservoir, Size, SubsetSizes, draw
 from krylov_descent.subspace import Coordinates, subspace_is_known
 from krylov_descent.sums import Evaluation
 
@@ -41,7 +41,6 @@ OUT_OF_RANGE = (
     "the gradient's length in the preconditioner, gᵀD⁻¹g, is infinite or zero in its precision: "
     "scale the loss, or a preconditioner of your own"
 )
-SCALED_AWAY = "the step scaled by `lr` is no decrease; the parameters are unchanged"
 
 
 class KSD(DataOptimizer):
@@ -63,11 +62,11 @@ class KSD(DataOptimizer):
         curvature: "gauss-newton", "hessian" or "fisher".
         preconditioner: "fisher-diagonal", "identity", or an object with the `Preconditioner`
             protocol.
-        subset_size: size of B and C: "fixed" (N/K, at least 1,000), "auto" (the same to begin with,
-            for large models on a CPU down to 250, and doubled when less than half of a step's worth
-            on C is seen on A, the data being the same), "paper" (N/K), a number of samples, a
-            fraction of them, or a pair of these for B and C. The first two are all samples where
-            two disjoint sets of that size do not fit.
+        subset_size: size of B and C: "fixed" (N/K, at least 1,000), "auto" (the same, but where all
+            steps have the same tensors it begins with less for large models on a CPU, down to 250,
+            and is doubled when less than half of a step's worth on C is seen on A), "paper" (N/K),
+            a number of samples, a fraction of them, or a pair of these for B and C. The first two
+            are all samples where two disjoint sets of that size do not fit.
         previous_steps: m, how many of the last steps join the subspace. The paper has 1; more of
             them let the deviations of single steps, each for its own C, cancel.
         bfgs_iterations: the most iterations of the search.
@@ -235,17 +234,29 @@ class KSD(DataOptimizer):
         if not self._wants_to_step(data, closure):
             return None
         with self._working() as objective, derivatives_in_tf32(self.tf32):
+            if self.subset_sizes.grow:
+                self._compare_data(data, drawn=curvature_data is objective_data is None)
             result = _Step(self, objective).run(data, curvature_data, objective_data)
         if self.subset_sizes.grow:
-            same_data = objective.ranks.agreed_number(self._last_data.replace(data))
-            growing_sets.learn(self.param_groups[0], result, same_data=bool(same_data))
+            growing_sets.learn(self.param_groups[0], result)
         return result
+
+    def _compare_data(self, data: Any, *, drawn: bool) -> None:
+        """Note whether the step has the data of the step before, and draws its sets from them."""
+        group = self.param_groups[0]
+        growing_sets.begin(group)  # a state that was loaded may be from sets that did not grow
+        same = self._last_data.same_as_before(self._samples(data))
+        if same is None:  # the first step, or the first since the state was loaded
+            same = group[growing_sets.SAME_DATA]
+        group[growing_sets.SAME_DATA] = bool(self.objective.ranks.agreed_number(same and drawn))
 
     @property
     def _sizes(self) -> SubsetSizes:
         """Of B and C at this step."""
-        doublings = int(self.param_groups[0].get(growing_sets.DOUBLINGS, 0))
-        return replace(self.subset_sizes, doublings=doublings)
+        group = self.param_groups[0]
+        if not (self.subset_sizes.grow and group[growing_sets.SAME_DATA]):
+            return replace(self.subset_sizes, least=LEAST_FIXED)
+        return replace(self.subset_sizes, doublings=int(group[growing_sets.DOUBLINGS]))
 
     def _options(self) -> dict[str, Any]:
         return {

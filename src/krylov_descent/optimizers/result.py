@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+# Why a step that the search found was not taken: a reason with `Status.NO_DECREASE`.
+SCALED_AWAY = "the step scaled by `lr` is no decrease; the parameters are unchanged"
+
 
 class Status(Enum):
     """How a step ended; the value is a sentence for people."""
