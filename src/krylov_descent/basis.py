@@ -291,10 +291,10 @@ class StoredBasis:
         return vector.sub_(self.combine(rows, coefficients))
 
     def gram(self) -> Tensor:
-        """The inner products of all rows with one another [count, count], the lower triangle.
+        """The inner products of all rows with one another [count, count]; the upper may be zero.
 
-        One reading of the rows, outside of TensorFloat-32. Not on a CPU, where a product of
-        matrices holds a copy of both, and takes no less time than one row after another.
+        One reading of the rows, in the precision of forward passes. Not on a CPU, where a product
+        of matrices holds a copy of both, and takes no less time than one row after another.
         """
         rows = slice(0, self.count)
         if self._plain and self.stored.is_cuda:

@@ -1,6 +1,7 @@
 """Runs of the laboratory on several ranks, killed and started anew by torchrun."""
 
 import json
+import re
 import os
 import subprocess
 import sys
@@ -71,7 +72,8 @@ def test_killed_in_the_middle_of_a_step_it_goes_on_and_ends_with_the_same_number
         words += ["--set", f"{key}={value}"]
     found = torchrun(str(killed_once.__file__), *words, "--checkpoint-seconds", "0")
     assert found.returncode == 0, found.stderr
-    assert "failed (exitcode: -9) local_rank: 1" in found.stderr
+    # The killed one, or rank 0, which ends because of it: whichever torchrun saw first.
+    assert re.search(r"failed \(exitcode: -\d+\) local_rank: [01]", found.stderr)
     assert "ksd: rank 0 of 2: the all-reduce in phase 'search' failed" in found.stderr
     assert numbers(folder) == numbers(undisturbed)
     ours, theirs = (torch.load(path / "checkpoint.pt") for path in (folder, undisturbed))

@@ -30,7 +30,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     STARCRAFT_OPPONENT: (starcraft.NAME, {"observed": "opponent"}),
 }
 # The best of a few short trial runs by validation error or the time to one, not a search; for
-# speech the defaults in tf32. Those with one previous step are from before there were more.
+# speech what were the defaults then, in tf32. One previous step is from before there were more.
 BEST_SETTINGS: dict[str, dict[str, Any]] = {
     "curves": {"dimension": 40, "subset_size": 0.125, "tf32": True},
     CURVES_CODE_6: {"dimension": 40, "subset_size": 0.125, "tf32": True},
