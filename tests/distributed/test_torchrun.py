@@ -1,8 +1,8 @@
 """Runs of the laboratory on several ranks, killed and started anew by torchrun."""
 
 import json
-import re
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
