@@ -33,7 +33,7 @@ def on_ranks(sizes: list[int]) -> list[tuple[Samples, Shard]]:
 
 
 @pytest.mark.parametrize("sizes", SHARDS, ids=str)
-@pytest.mark.parametrize("wanted", [(5, 7), (0.3, 0.3), ("paper", "paper"), ("fixed", "fixed")])
+@pytest.mark.parametrize("wanted", [(5, 7), (0.3, 0.3), ("paper", "paper"), ("fixed", "auto")])
 def test_ranks_together_draw_what_one_process_draws(
     sizes: list[int], wanted: tuple[int, int]
 ) -> None:

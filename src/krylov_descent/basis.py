@@ -293,8 +293,8 @@ class StoredBasis:
     def gram(self) -> Tensor:
         """The inner products of all rows with one another [count, count]; the upper may be zero.
 
-        One reading of the rows, in the precision of forward passes. Not on a CPU, where a product
-        of matrices holds a copy of both, and takes no less time than one row after another.
+        One reading of the rows, in the precision of forward passes. On a CPU, where a product of
+        matrices would hold a copy of them, one row after another.
         """
         rows = slice(0, self.count)
         if self._plain and self.stored.is_cuda:

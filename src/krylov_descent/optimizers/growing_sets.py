@@ -25,6 +25,7 @@ from krylov_descent.subsets import LEAST_FIXED, LEAST_GROWING
 WORTH = 0.5
 # By which older steps count less.
 MEMORY = 0.7
+# Where only one of the sets grows, they are never seen to be everything.
 MOST_DOUBLINGS = 40
 # Parameters times samples: so many samples take a product on a CPU as long as what does not depend
 # on them (`product_by_samples` in results/trials/small_sets.json). On a GPU it is many more.

@@ -235,7 +235,8 @@ class KSD(DataOptimizer):
             return None
         with self._working() as objective, derivatives_in_tf32(self.tf32):
             if self.subset_sizes.grow:
-                self._compare_data(data, drawn=curvature_data is objective_data is None)
+                drawn = curvature_data is None and objective_data is None
+                self._compare_data(data, drawn=drawn)
             result = _Step(self, objective).run(data, curvature_data, objective_data)
         if self.subset_sizes.grow:
             growing_sets.learn(self.param_groups[0], result)
