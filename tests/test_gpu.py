@@ -106,7 +106,7 @@ def test_random_sets_are_those_of_the_cpu() -> None:
     assert ours.loss_after == pytest.approx(theirs.loss_after, rel=1e-8)
 
 
-@pytest.mark.parametrize("preconditioner", ["fisher-diagonal", "identity"])
+@pytest.mark.parametrize("preconditioner", ["fisher-diagonal", "kronecker", "identity"])
 def test_one_step_reaches_the_minimum_of_a_quadratic(preconditioner: str) -> None:
     """With K above n, so that the basis breaks down, which no host decision may be needed for."""
     x, y = samples(dtype=torch.float64)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent import KSD, HessianFree, Objective
+from krylov_descent import KSD, HessianFree, KroneckerFactors, Objective
+from krylov_descent.batches import Batch
 from krylov_descent.curvature import Curvature, CurvatureKind
 
 pytestmark = pytest.mark.gpu
@@ -43,7 +44,15 @@ def test_recorded_products_equal_plain_ones_at_every_step(kind: CurvatureKind) -
                 p.add_(0.1 * torch.randn_like(p))
 
 
-@pytest.mark.parametrize("method", [KSD, partial(KSD, previous_steps=1), HessianFree])
+METHODS = [
+    KSD,
+    partial(KSD, previous_steps=1),
+    partial(KSD, preconditioner="kronecker"),
+    HessianFree,
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_a_recorded_run_is_the_plain_run(method: Callable[..., KSD | HessianFree]) -> None:
     data = samples(200, torch.float64)
     runs = []
@@ -54,6 +63,26 @@ def test_a_recorded_run_is_the_plain_run(method: Callable[..., KSD | HessianFree
         # Sums in another order: 1e-16 at first, more with every step of training.
         assert recorded_step.loss == pytest.approx(plain_step.loss, rel=1e-7)
         assert recorded_step.rank == plain_step.rank
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.CrossEntropyLoss()])
+def test_recorded_factors_are_the_plain_ones(loss: nn.Module) -> None:
+    """Those of a loss whose curvature is not diagonal cannot be recorded, and no warning is."""
+    net, (inputs, classes) = small_net(torch.float64), samples(dtype=torch.float64)
+    squared = isinstance(loss, nn.MSELoss)
+    targets = torch.randn(len(inputs), 3).to(inputs) if squared else classes
+    objectives = [Objective(net, loss, cuda_graphs=recorded) for recorded in (True, False)]
+    made = [KroneckerFactors(), KroneckerFactors()]
+    for _ in range(3):
+        for objective, factors in zip(objectives, made, strict=True):
+            factors.update(objective, (inputs, targets))
+            factors.learn(objective, [Batch(inputs, targets, len(inputs))])
+        for ours, theirs in zip(made[0].tensors, made[1].tensors, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+        with torch.no_grad():
+            for p in net.parameters():
+                p.add_(0.1 * torch.randn_like(p))
+    assert ("factors" in objectives[0].recordings._held) is squared
 
 
 def test_what_the_second_step_records_serves_those_that_follow() -> None:

@@ -1,6 +1,7 @@
 """The methods by name, with the grids of their learning rates and their settings."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.environment import UnavailableError, version_of
@@ -25,7 +26,8 @@ class Method:
         tf32: whether gradient (and products) are in TensorFloat-32; None as its settings say.
         gpu_only: whether it takes part on GPUs alone.
         kind: the method that it is a form of. Forms take part where the goals are about them,
-            with the learning rate of the method itself.
+            with the learning rate and the settings of the method itself.
+        options: that a form has instead.
     """
 
     title: str
@@ -34,6 +36,7 @@ class Method:
     tf32: bool | None = None
     gpu_only: bool = False
     kind: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def own_rate(self) -> bool:
@@ -58,6 +61,12 @@ METHODS: dict[str, Method] = {
     # Its products are in bfloat16, with which many CPUs take minutes for an epoch.
     "muon": Method(title="Muon", rates=MUON_RATES, gpu_only=True),
     "ksd-float32": Method(title="KSD (float32 throughout)", tf32=False, gpu_only=True, kind="ksd"),
+    "ksd-kronecker": Method(
+        title="KSD (Kronecker factors)",
+        gpu_only=True,
+        kind="ksd",
+        options={"preconditioner": "kronecker", "dimension": 20},
+    ),
     "hf-tf32": Method(title="HF (tf32 products)", tf32=True, gpu_only=True, kind="hf"),
     "adam-tf32": Method(
         title="Adam (tf32)", rates=ADAPTIVE_RATES, tf32=True, gpu_only=True, kind="adam"
@@ -81,4 +90,5 @@ def settings_of(method: str, row: str | None) -> dict[str, Any]:
     if (chosen.kind or method) == "ksd" and row is not None:
         (cell,) = (c for c in exhibit("table2").of_rows([row]) if c.column == BEST)
         options.update(cell.settings.optimizer_options)
+    options.update(chosen.options)
     return options if chosen.tf32 is None else {**options, "tf32": chosen.tf32}

@@ -1,5 +1,6 @@
 """Krylov Subspace Descent: second-order training without a learning rate and without damping."""
 
+from krylov_descent.kronecker import KroneckerFactors
 from krylov_descent.objective import Objective
 from krylov_descent.optimizers.first_order import FirstOrder
 from krylov_descent.optimizers.hessian_free import HessianFree
@@ -20,6 +21,7 @@ __all__ = [
     "FisherDiagonal",
     "HessianFree",
     "Identity",
+    "KroneckerFactors",
     "NonlinearCG",
     "Objective",
     "Preconditioner",

@@ -14,7 +14,7 @@ forward-mode differentiation instead, a fresh forward pass each.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -156,6 +156,11 @@ class CurvatureProduct:
     def kind(self) -> CurvatureKind:
         """Which curvature it is."""
         return self._curvature.kind
+
+    @property
+    def batches(self) -> Sequence[Batch]:
+        """This rank's samples."""
+        return self._batches
 
     @property
     def single_batch(self) -> Batch | None:

@@ -155,7 +155,7 @@ class Reach:
         for layer in self._layers:
             own = cotangents[start : (start := start + len(layer.outputs))]
             jobs.append(partial(layer.to_parameters, own, places))
-        for found in _side_by_side(jobs):
+        for found in side_by_side(jobs):
             for i, piece in found:
                 pieces[i] = piece
         for i, cotangent in zip(self._rest, cotangents[start:], strict=True):
@@ -167,7 +167,7 @@ class Reach:
     def from_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """From a direction in the parameters to the one that it causes in `tensors`."""
         jobs = [partial(layer.from_parameters, pieces) for layer in self._layers]
-        moved = [dz for of_layer in _side_by_side(jobs) for dz in of_layer]
+        moved = [dz for of_layer in side_by_side(jobs) for dz in of_layer]
         return moved + [pieces[i] for i in self._rest]
 
 
@@ -237,7 +237,7 @@ def _written(cotangent: Tensor | None, place: Tensor | None) -> Tensor | None:
     return cotangent if cotangent is None or place is None else place.copy_(cotangent)
 
 
-def _side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
+def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
     """Run independent jobs; where they are recorded as a CUDA graph, on parallel branches of it.
 
     The products of one layer rarely fill a GPU.

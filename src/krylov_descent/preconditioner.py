@@ -5,14 +5,20 @@ gradient, and then divides and multiplies vectors. KSD needs D only up to a cons
 largest entry of about 1, numbers stay within the range of half precision.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from krylov_descent.batches import Batch
+from krylov_descent.kronecker import KroneckerFactors
 from krylov_descent.objective import Objective
 from krylov_descent.sums import Evaluation
+
+# Of ε: a floor under the entries of a diagonal is felt by few of them, damping by all.
+KRONECKER_DAMPING = 0.1
 
 
 class Metric(Protocol):
@@ -52,6 +58,14 @@ class InPlace(Preconditioner, Protocol):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What `solve` and `multiply` read: the same at every step, updated in place."""
+
+
+@runtime_checkable
+class FromCurvatureSet(Preconditioner, Protocol):
+    """One that is completed with the samples of B, which are drawn on the walk over A."""
+
+    def learn(self, objective: Objective, batches: Sequence[Batch]) -> None:
+        """Make D, given this rank's samples of B on the device of the parameters."""
 
 
 class Diagonal:
@@ -135,11 +149,13 @@ def make_preconditioner(given: "str | Preconditioner", epsilon: float) -> Precon
     """The preconditioner of a name, or the object itself."""
     if given == "fisher-diagonal":
         return FisherDiagonal(epsilon)
+    if given == "kronecker":
+        return KroneckerFactors(KRONECKER_DAMPING * epsilon)
     if given == "identity":
         return Identity()
     if isinstance(given, Preconditioner) and not isinstance(given, str):
         return given
     raise ValueError(
-        "`preconditioner` must be 'fisher-diagonal', 'identity' or an object with "
+        "`preconditioner` must be 'fisher-diagonal', 'kronecker', 'identity' or an object with "
         f"update(objective, data), solve(vector) and multiply(vector), found {given!r}"
     )

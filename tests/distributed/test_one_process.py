@@ -51,6 +51,20 @@ def test_two_steps_are_those_of_one_process(case: str, shards: tuple[Group, list
     assert_same(group.run(work.steps, name, options, sizes), work.steps(name, options, sizes))
 
 
+def test_ranks_agree_on_kronecker_factors(shards: tuple[Group, list[int]]) -> None:
+    """Also one without samples. Signs go by the place on a rank: one process has others."""
+    group, sizes = shards
+    found = group.run(work.steps, "ksd", {"preconditioner": "kronecker"}, sizes)
+    for one in found:
+        assert all(one["moved"])
+        assert torch.equal(one["parameters"], found[0]["parameters"])
+        assert one["results"] == found[0]["results"]
+    alone = work.steps("ksd", {"preconditioner": "kronecker"}, sizes)
+    first, theirs = found[0]["results"][0], alone["results"][0]
+    assert first["loss_before"] == pytest.approx(theirs["loss_before"], rel=1e-9)
+    assert first["loss_after"] == pytest.approx(theirs["loss_after"], rel=0.3)
+
+
 @pytest.mark.parametrize("copying", [None, 1])
 def test_sets_grow_alike(copying: int | None, pair: Group) -> None:
     """Also where one rank cannot know that its data are those of the step before."""

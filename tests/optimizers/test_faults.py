@@ -74,7 +74,7 @@ def test_a_gradient_that_is_not_finite() -> None:
     assert math.isfinite(result.loss)
 
 
-@pytest.mark.parametrize("preconditioner", ["identity", "fisher-diagonal"])
+@pytest.mark.parametrize("preconditioner", ["identity", "fisher-diagonal", "kronecker"])
 def test_a_product_that_is_not_finite(preconditioner: str) -> None:
     optimizer = KSD(Powers(1.5), row_sums, curvature="hessian", preconditioner=preconditioner)
     result = refused(optimizer, (torch.ones(4, 3), None))
@@ -116,7 +116,7 @@ def test_a_search_that_runs_into_nan_turns_back() -> None:
 # Nowhere to go ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preconditioner", ["identity", "fisher-diagonal"])
+@pytest.mark.parametrize("preconditioner", ["identity", "fisher-diagonal", "kronecker"])
 def test_a_zero_gradient_is_stationary(preconditioner: str) -> None:
     model = network()
     x, _ = samples()

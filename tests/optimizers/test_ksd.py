@@ -165,7 +165,7 @@ def ridge(x: Tensor, y: Tensor, decay: float) -> tuple[Tensor, float]:
 
 
 @pytest.mark.parametrize("kind", ["gauss-newton", "hessian"])
-@pytest.mark.parametrize("name", PRECONDITIONERS)
+@pytest.mark.parametrize("name", [*PRECONDITIONERS, "kronecker"])
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 def test_one_step_reaches_the_minimum_of_a_quadratic(
     kind: CurvatureKind, name: str, decay: float

@@ -16,7 +16,7 @@ from tests import dense
 from tests.problems import Problem, make, physics_informed
 
 CURVATURES: list[CurvatureKind] = ["gauss-newton", "hessian", "fisher"]
-PRECONDITIONERS = ["fisher-diagonal", "identity"]
+PRECONDITIONERS = ["fisher-diagonal", "kronecker", "identity"]
 
 # Progress ------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from krylov_descent.optimizers.ksd_spaces import (
 )
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.precision import derivatives_in_tf32
-from krylov_descent.preconditioner import Preconditioner, make_preconditioner
+from krylov_descent.preconditioner import FromCurvatureSet, Preconditioner, make_preconditioner
 from krylov_descent.subsets import LEAST_FIXED, Reservoir, Size, SubsetSizes, draw
 from krylov_descent.subspace import Coordinates, subspace_is_known
 from krylov_descent.sums import Evaluation
@@ -375,6 +375,9 @@ class _Step:
         """Algorithm 2."""
         optimizer = self.optimizer
         product = optimizer.curvature.at(self.objective, curvature_set)
+        if isinstance(optimizer.preconditioner, FromCurvatureSet):
+            optimizer.preconditioner.learn(self.objective, product.batches)
+            self.account.count(product.samples)
         subspace = optimizer.spaces.subspace(
             product, gradient, lambda: optimizer._get_vectors(optimizer._previous)
         )

@@ -1,0 +1,323 @@
+"""D from the Kronecker factors of Linear layers (Martens & Grosse 2015, K-FAC).
+
+A sample's gradient towards the weights of a Linear layer is δxᵀ, and the Gauss-Newton matrix of the
+layer is near the Kronecker product of two small matrices: the second moments A of what goes into
+the layer, x with a 1 for the bias, and G of what comes back, δ. Its inverse costs two small
+products a layer. A diagonal knows nothing of how inputs of a layer are correlated; here K
+directions span what takes several times as many with one.
+
+Damping is that of Martens and Grosse: (G + γ/π) ⊗ (A + γπ), with γ² = ε times the largest block
+and π² the ratio of mean eigenvalues. What is not the weight or bias of a Linear layer has the
+Fisher diagonal.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from krylov_descent.batches import Batch
+from krylov_descent.double_backward import floating
+from krylov_descent.linear_layers import LinearLayer, recorded_linear_layers, side_by_side
+from krylov_descent.network import Network
+from krylov_descent.objective import Objective
+from krylov_descent.output_root import is_diagonal, root_times_signs
+from krylov_descent.parameters import FlatParameters
+from krylov_descent.precision import forward_precision
+from krylov_descent.probes import PROBE_SAMPLES, Findings
+from krylov_descent.sums import Evaluation
+
+# Of a factor; a layer with more inputs or outputs (a vocabulary, say) keeps the diagonal.
+LARGEST_FACTOR = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A Linear layer that has factors.
+
+    Attributes:
+        name: of the module.
+        weight: which of the parameters it is, [outputs, inputs].
+        bias: likewise; None where there is none to train.
+        inputs: how many, with one more for the bias.
+        outputs: how many.
+    """
+
+    name: str
+    weight: int
+    bias: int | None
+    inputs: int
+    outputs: int
+
+    @property
+    def numbers(self) -> int:
+        """Of both factors, and of rows."""
+        return self.inputs**2 + self.outputs**2 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """D of one layer, with the factors A and G, damped, and their inverses."""
+
+    place: _Place
+    of_inputs: Tensor
+    of_outputs: Tensor
+    inverse_of_inputs: Tensor
+    inverse_of_outputs: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.of_inputs, self.of_outputs, self.inverse_of_inputs, self.inverse_of_outputs
+
+
+class KroneckerFactors:
+    """D = (G + γ/π) ⊗ (A + γπ) for each Linear layer, the Fisher diagonal for everything else.
+
+    Layers that are tied or used elsewhere, or have more than 8,192 inputs or outputs, have the
+    diagonal, too. A and G are means over the set B of the step, so that nothing is carried from
+    step to step.
+
+    Args:
+        epsilon: damping relative to the largest block, ε.
+
+    Cost beyond the Fisher diagonal, for layers p × q: one gradient over B, (p² + q²)|B|
+    multiplications, two Cholesky factorisations and inverses; for each vector of the basis
+    2pq(p + q) multiplications. Memory: 2(p² + q²) numbers, twice that while they are made.
+    """
+
+    def __init__(self, epsilon: float = 1e-4) -> None:
+        self._epsilon = epsilon
+        self._diagonal = torch.empty(0)
+        self._blocks: list[_Block] = []
+        self._sizes: list[int] = []
+        self._shapes: list[torch.Size] = []
+        self._is_diagonal: tuple[Findings, bool] | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The diagonal and all factors."""
+        return self._diagonal, *(t for block in self._blocks for t in block.tensors)
+
+    def update(self, objective: Objective, data: Any) -> Evaluation:
+        """One walk over A for value, gradient and squares."""
+        found = objective.value_gradient_and_squares(data)
+        objective.parameters.add_decay_constant(found.squares)
+        if self._diagonal.shape != found.squares.shape:
+            self._diagonal = found.squares
+        else:
+            self._diagonal.copy_(found.squares)
+        return replace(found, squares=found.squares.new_empty(0))
+
+    def learn(self, objective: Objective, batches: Sequence[Batch]) -> None:
+        """The factors, from this rank's samples of B."""
+        parameters, ranks = objective.parameters, objective.ranks
+        self._sizes, self._shapes = parameters.sizes, [p.shape for p in parameters.tensors]
+        places = _places(objective.network)
+        total = parameters.tensors[0].new_zeros(sum(p.numbers for p in places) + len(places) + 1)
+        with ranks.own_work():
+            for batch in batches:
+                total += self._sums(objective, batch, places)
+        total = ranks.sum_vector(total)
+        normaliser, distrusted, sums = (
+            total[0],
+            total[1 : 1 + len(places)],
+            total[1 + len(places) :],
+        )
+        # All ranks decide alike: also one without samples, which does not know the model's layers.
+        trusted = [not bool(count) for count in distrusted.tolist()]
+        means = [
+            _means(own, place, normaliser)
+            for own, place, kept in zip(
+                sums.split([p.numbers for p in places]), places, trusted, strict=True
+            )
+            if kept
+        ]
+        self._damp([p for p, kept in zip(places, trusted, strict=True) if kept], means, parameters)
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """G⁻¹VA⁻¹ of each layer, the rest divided by the diagonal."""
+        result = vector / self._diagonal
+        self._apply(vector, result, inverse=True)
+        return result
+
+    def multiply(self, vector: Tensor) -> Tensor:
+        """GVA of each layer, the rest times the diagonal."""
+        result = vector * self._diagonal
+        self._apply(vector, result, inverse=False)
+        return result
+
+    def _apply(self, vector: Tensor, result: Tensor, *, inverse: bool) -> None:
+        given, pieces = self._pieces(vector), self._pieces(result)
+
+        def apply(block: _Block) -> None:
+            place = block.place
+            matrix = given[place.weight]
+            if place.bias is not None:
+                matrix = torch.cat([matrix, given[place.bias].unsqueeze(1)], 1)
+            left, right = block.of_outputs, block.of_inputs
+            if inverse:
+                left, right = block.inverse_of_outputs, block.inverse_of_inputs
+            matrix = left @ matrix @ right
+            pieces[place.weight].copy_(matrix[:, : pieces[place.weight].shape[1]])
+            if place.bias is not None:
+                pieces[place.bias].copy_(matrix[:, -1])
+
+        with forward_precision():  # one is to be the other's inverse
+            side_by_side([partial(apply, block) for block in self._blocks])
+
+    def _pieces(self, vector: Tensor) -> list[Tensor]:
+        parts = vector.split(self._sizes)
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    # From samples to factors ------------------------------------------------------------------
+
+    def _sums(self, objective: Objective, batch: Batch, places: list[_Place]) -> Tensor:
+        """Of a batch: the normaliser, one for each layer that is not trusted, sums for factors."""
+        network = objective.network
+        diagonal = self._diagonal_in_outputs(objective, batch)
+
+        def sums(network: Network, batch: Batch) -> Tensor:
+            return _sums_of(network, batch, places, diagonal=diagonal)
+
+        # Eigenvectors, which a loss without a diagonal needs, cannot be recorded.
+        may_record = diagonal and objective.recordings.possible
+        recording = objective.recordings.load("factors", sums, batch) if may_record else None
+        found: Tensor = sums(network, batch) if recording is None else recording()
+        normaliser = float(network.loss.normaliser(batch.targets, batch.size))
+        flags = [float(place.name not in network.trusted_layers) for place in places]
+        return torch.cat([found.new_tensor([normaliser, *flags]), found])
+
+    def _diagonal_in_outputs(self, objective: Objective, batch: Batch) -> bool:
+        """Whether the loss has a diagonal curvature in the outputs; asked once for a model."""
+        if self._is_diagonal is None or self._is_diagonal[0] is not objective.findings:
+            few = batch.rows(0, PROBE_SAMPLES)
+            outputs = objective.network.outputs(few, eager=True)
+            hessian = objective.network.output_hessian(outputs, few)
+            found = is_diagonal(hessian, floating(outputs))
+            if found is None:  # the step will say what is not finite
+                return True
+            self._is_diagonal = objective.findings, found
+        return self._is_diagonal[1]
+
+    def _damp(
+        self,
+        places: list[_Place],
+        means: list[tuple[Tensor, Tensor]],
+        parameters: FlatParameters,
+    ) -> None:
+        """Scale to a largest block of about 1, damp, and invert; without a stop for the host."""
+        covered = {i for place in places for i in (place.weight, place.bias)}
+        rest = [
+            piece.max()
+            for i, piece in enumerate(parameters.pieces(self._diagonal))
+            if i not in covered
+        ]
+        blocks = [A.norm() * G.norm() for A, G in means]
+        scale = torch.stack(blocks + rest).max()
+        one = torch.ones_like(scale)
+        floor = torch.where(scale > 0, self._epsilon * one, one)
+        scale = torch.where(scale > 0, scale, one)
+        torch.clamp(self._diagonal.div_(scale), min=floor, out=self._diagonal)
+        if [block.place for block in self._blocks] != places or any(
+            t.device != scale.device or t.dtype != scale.dtype for t in self.tensors
+        ):
+            self._blocks = [
+                _Block(p, *(torch.empty_like(m) for m in (A, G, A, G)))
+                for p, (A, G) in zip(places, means, strict=True)
+            ]
+
+        def fill(block: _Block, A: Tensor, G: Tensor) -> None:
+            root = scale.sqrt()
+            A, G = A / root, G / root
+            # Of a layer that nothing goes into, or comes back to, any π will do.
+            ratio = (A.trace() / len(A)) / (G.trace() / len(G))
+            pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, one).sqrt()
+            gamma = (self._epsilon + parameters.weight_decay[block.place.weight] / scale).sqrt()
+            for factor, held, inverse, damping in (
+                (A, block.of_inputs, block.inverse_of_inputs, gamma * pi),
+                (G, block.of_outputs, block.inverse_of_outputs, gamma / pi),
+            ):
+                held.copy_(factor)
+                held.diagonal().add_(damping)
+                lower = torch.linalg.cholesky_ex(held)[0]
+                eye = torch.eye(len(held), dtype=held.dtype, device=held.device)
+                root_of_inverse = torch.linalg.solve_triangular(lower, eye, upper=False)
+                torch.mm(root_of_inverse.t(), root_of_inverse, out=inverse)
+
+        with forward_precision():
+            for block, (A, G) in zip(self._blocks, means, strict=True):
+                fill(block, A, G)
+
+
+def _places(network: Network) -> list[_Place]:
+    """The Linear layers that may have factors."""
+    position = {id(p): i for i, p in enumerate(network.parameters.tensors)}
+    found = []
+    for name, module in network.eager.named_modules():
+        if type(module) is not nn.Linear or id(module.weight) not in position:
+            continue
+        bias = position.get(id(module.bias))
+        inputs = module.in_features + (bias is not None)
+        if module.weight.numel() and max(inputs, module.out_features) <= LARGEST_FACTOR:
+            found.append(
+                _Place(name, position[id(module.weight)], bias, inputs, module.out_features)
+            )
+    return found
+
+
+def _sums_of(network: Network, batch: Batch, places: list[_Place], *, diagonal: bool) -> Tensor:
+    """Σ xxᵀ, Σ δδᵀ and the number of rows of each layer, flat; zeros where it is not trusted."""
+    with recorded_linear_layers(network.eager) as layers:
+        outputs = network.outputs(batch, eager=True)
+    names = {id(module): name for name, module in network.eager.named_modules()}
+    calls = {
+        names[id(layer.module)]: layer
+        for layer in layers
+        if names[id(layer.module)] in network.trusted_layers and layer.in_graph()
+    }
+    found = floating(outputs)
+    root = root_times_signs(network.output_hessian(outputs, batch), found, diagonal=diagonal)
+    active = [(z, r) for z, r in zip(found, root, strict=True) if z.requires_grad]
+    deltas = iter(
+        torch.autograd.grad(
+            [z for z, _ in active],
+            [z for layer in calls.values() for z in layer.outputs],
+            [r for _, r in active],
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        if calls
+        else ()
+    )
+    of_calls = {name: [next(deltas) for _ in layer.outputs] for name, layer in calls.items()}
+    chosen = [place for place in places if place.name in calls]
+    jobs = [partial(_moments, calls[p.name], of_calls[p.name], p) for p in chosen]
+    moments = dict(zip(chosen, side_by_side(jobs), strict=True))
+    like = network.parameters.tensors[0]
+    return torch.cat(
+        [like.new_zeros(0), *(moments.get(p, like.new_zeros(p.numbers)) for p in places)]
+    )
+
+
+def _moments(layer: LinearLayer, deltas: list[Tensor], place: _Place) -> Tensor:
+    """Of one layer, in the dtype of its weight."""
+    dtype = layer.module.weight.dtype
+    x = torch.cat([x.reshape(-1, x.shape[-1]) for x in layer.inputs]).to(dtype)
+    delta = torch.cat([d.reshape(-1, d.shape[-1]) for d in deltas]).to(dtype)
+    if place.bias is not None:
+        x = torch.cat([x, x.new_ones(len(x), 1)], 1)
+    return torch.cat(
+        [(x.t() @ x).reshape(-1), (delta.t() @ delta).reshape(-1), x.new_full((1,), len(x))]
+    )
+
+
+def _means(sums: Tensor, place: _Place, normaliser: Tensor) -> tuple[Tensor, Tensor]:
+    """A, a mean over rows, and G, over samples: with several calls their parts add up."""
+    of_inputs, of_outputs, rows = sums.split([place.inputs**2, place.outputs**2, 1])
+    return (
+        (of_inputs / rows).view(place.inputs, place.inputs),
+        (of_outputs / normaliser).view(place.outputs, place.outputs),
+    )

@@ -1,0 +1,285 @@
+"""D from Kronecker factors, against dense matrices in float64."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from krylov_descent import KSD, Identity, KroneckerFactors, Objective, Status, kronecker
+from krylov_descent.batches import Batch
+from krylov_descent.output_root import signs_like
+from krylov_descent.preconditioner import KRONECKER_DAMPING, InPlace, make_preconditioner
+from tests import dense
+from tests.problems import make
+
+
+def learnt(
+    model: nn.Module, loss: Any, data: tuple[Tensor, Tensor], epsilon: float = 1e-3, **options: Any
+) -> KroneckerFactors:
+    objective, found = Objective(model, loss, **options), KroneckerFactors(epsilon)
+    found.update(objective, data)
+    found.learn(objective, [Batch(*data, len(data[0]))])
+    return found
+
+
+def matrix_of(metric: KroneckerFactors, size: int) -> Tensor:
+    """D as a dense matrix."""
+    return torch.stack([metric.multiply(unit) for unit in torch.eye(size, dtype=torch.float64)])
+
+
+def test_one_output_and_a_squared_error_give_the_gauss_newton_matrix_itself() -> None:
+    torch.manual_seed(0)
+    model, data = nn.Linear(4, 1).double(), (torch.randn(9, 4).double(), torch.randn(9, 1).double())
+    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    def loss_at(w: Tensor) -> Tensor:
+        return (data[0] @ w[:4] + w[4] - data[1][:, 0]).square().mean()
+
+    exact = torch.autograd.functional.hessian(
+        loss_at, weights
+    )  # no nonlinearity: it is the Gauss-Newton matrix
+    D = matrix_of(learnt(model, nn.MSELoss(), data, 1e-14), 5)
+    torch.testing.assert_close(D / D.norm(), exact / exact.norm(), rtol=1e-5, atol=1e-6)
+
+
+def test_layers_have_the_damped_products_of_their_factors() -> None:
+    """With everything by hand: x and δ from the chain rule, π and γ from their definitions."""
+    torch.manual_seed(0)
+    first, last = nn.Linear(4, 3).double(), nn.Linear(3, 2, bias=False).double()
+    x, y = torch.randn(7, 4).double(), torch.randn(7, 2).double()
+    epsilon, decay = 1e-2, 0.03
+    groups = [{"params": [first.weight, first.bias, last.weight], "weight_decay": decay}]
+    found = learnt(
+        nn.Sequential(first, nn.Tanh(), last), nn.MSELoss(), (x, y), epsilon, params=groups
+    )
+
+    hidden = torch.tanh(first(x)).detach()
+    # The mean over two outputs of a squared error has the second derivative 2/2 = 1.
+    delta = signs_like(y)
+    ones = torch.ones(7, 1, dtype=torch.float64)
+    rows = [
+        (torch.cat([x, ones], 1), (delta @ last.weight.detach()) * (1 - hidden**2)),
+        (hidden, delta),
+    ]
+    factors = [(a.t() @ a / 7, d.t() @ d / 7) for a, d in rows]
+    scale = max(float(A.norm() * G.norm()) for A, G in factors)
+    blocks = []
+    gamma = (epsilon * scale + decay) ** 0.5
+    for A, G in factors:
+        pi = float((A.trace() / len(A)) / (G.trace() / len(G))) ** 0.5
+        damped = G + gamma / pi * torch.eye(len(G)), A + gamma * pi * torch.eye(len(A))
+        blocks.append(torch.kron(*damped) / scale)
+    # The vector has W row by row and then b; the block has each row of W with its entry of b.
+    order = [5 * o + i for o in range(3) for i in range(4)] + [5 * o + 4 for o in range(3)]
+    expected = torch.block_diag(blocks[0][order][:, order], blocks[1])
+    D = matrix_of(found, 21)
+    torch.testing.assert_close(D, expected)
+    vector = torch.randn(21, dtype=torch.float64)
+    torch.testing.assert_close(found.solve(vector), torch.linalg.solve(expected, vector))
+
+
+def test_a_layer_that_is_called_often_adds_up_its_calls() -> None:
+    """Σ over calls of δδᵀ per sample, and the mean over calls of xxᵀ."""
+    torch.manual_seed(0)
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.Linear(2, 2).double()
+
+        def forward(self, x: Tensor) -> Any:
+            return self.cell(torch.tanh(self.cell(x)))
+
+    model, x = Twice(), torch.randn(6, 2).double()
+    y = torch.randn(6, 2).double()
+    found = learnt(model, nn.MSELoss(reduction="sum"), (x, y), 1e-12)
+    weight = model.cell.weight.detach()
+    hidden = torch.tanh(model.cell(x)).detach()
+    delta = 2**0.5 * signs_like(y)
+    before = (delta @ weight) * (1 - hidden**2)
+    ones = torch.ones(12, 1, dtype=torch.float64)
+    rows = torch.cat([torch.cat([x, hidden]), ones], 1)
+    A, G = rows.t() @ rows / 12, (delta.t() @ delta + before.t() @ before) / 6
+    order = [0, 1, 3, 4, 2, 5]
+    expected = torch.kron(G, A)[order][:, order]
+    D = matrix_of(found, 6)
+    torch.testing.assert_close(D / D.norm(), expected / expected.norm(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "loss"), [("conv", "mse"), ("embedding", "cross-entropy")])
+def test_everything_else_has_the_fisher_diagonal(name: str, loss: str) -> None:
+    problem = make(name, loss)
+    found = learnt(problem.model, problem.loss, problem.data, 1e-4)
+    size = sum(p.numel() for p in problem.model.parameters())
+    linear = sum(
+        p.numel()
+        for m in problem.model.modules()
+        if isinstance(m, nn.Linear)
+        for p in m.parameters()
+    )
+    D, rest = matrix_of(found, size), size - linear
+    squares = dense.squares(problem)[:rest]
+    diagonal = D.diagonal()[:rest]
+    assert not D[:rest, rest:].any()
+    torch.testing.assert_close(D[:rest, :rest], torch.diag(diagonal))
+    largest = squares.argmax()
+    expected = (squares * diagonal[largest] / squares[largest]).clamp(min=1e-4)
+    torch.testing.assert_close(diagonal, expected)
+    assert float(D[rest:, rest:].diagonal().min()) > 0
+
+
+def test_tied_weights_have_the_diagonal() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3, bias=False).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.linear(x)) @ self.linear.weight
+
+    torch.manual_seed(0)
+    x = torch.randn(5, 3).double()
+    D = matrix_of(learnt(Tied(), nn.MSELoss(), (x, x)), 9)
+    torch.testing.assert_close(D, torch.diag(D.diagonal()))
+
+
+def test_a_layer_that_is_too_wide_has_the_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kronecker, "LARGEST_FACTOR", 4)
+    problem = make("mlp", "mse")  # 4 (and a bias) to 3 to 3
+    D = matrix_of(learnt(problem.model, problem.loss, problem.data), 27)
+    torch.testing.assert_close(D[:15, :15], torch.diag(D[:15, :15].diagonal()))
+    assert float((D[15:, 15:] - torch.diag(D[15:, 15:].diagonal())).abs().max()) > 1e-3
+
+
+def test_nothing_to_learn_from_gives_a_multiple_of_the_identity() -> None:
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        [p.zero_() for p in model.parameters()]
+    data = torch.zeros(3, 2), torch.zeros(3, 1)
+    found = learnt(model, lambda z, y: z.pow(4).sum(1), data)
+    vector = torch.tensor([1.0, -2.0, 3.0])
+    solved = found.solve(vector)
+    assert solved.isfinite().all()
+    torch.testing.assert_close(solved / solved[0], vector)
+
+
+def test_in_float32_solving_undoes_multiplying() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(60, 40), nn.Sigmoid(), nn.Linear(40, 60))
+    x = torch.rand(300, 60) * torch.logspace(0, -4, 60)  # badly scaled inputs
+    found = learnt(model, nn.MSELoss(), (x, x), 1e-5)
+    vector = torch.randn(sum(p.numel() for p in model.parameters()))
+    for there, back in ((found.solve, found.multiply), (found.multiply, found.solve)):
+        assert float((back(there(vector)) - vector).norm() / vector.norm()) < 1e-3
+
+
+def test_it_is_made_by_name_and_updated_in_place() -> None:
+    found = make_preconditioner("kronecker", 1e-2)
+    assert isinstance(found, KroneckerFactors)
+    assert isinstance(found, InPlace)
+    assert not isinstance(Identity(), type(found))
+    problem = make("mlp", "mse")
+    objective = Objective(problem.model, problem.loss)
+    inputs, targets = problem.data
+    batches = [Batch(inputs, targets, len(inputs))]
+    found.update(objective, problem.data)
+    found.learn(objective, batches)
+    places = [t.data_ptr() for t in found.tensors]
+    before = [t.clone() for t in found.tensors]
+    objective.parameters.assign(objective.parameters.copy() * 2)
+    found.update(objective, problem.data)
+    found.learn(objective, batches)
+    assert [t.data_ptr() for t in found.tensors] == places
+    assert not any(torch.equal(a, b) for a, b in zip(found.tensors, before, strict=True))
+    reference = learnt(problem.model, problem.loss, problem.data, 1e-2 * KRONECKER_DAMPING)
+    for ours, theirs in zip(found.tensors, reference.tensors, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+# In a step ----------------------------------------------------------------------------------------
+
+
+def regression() -> tuple[nn.Linear, Tensor, Tensor]:
+    """Inputs that are strongly correlated: in coordinates, a diagonal says little."""
+    torch.manual_seed(0)
+    mixing = torch.linalg.qr(torch.randn(20, 20).double())[0] * torch.logspace(0, -2, 20)
+    x = torch.randn(500, 20).double() @ mixing.double() @ torch.randn(20, 20).double()
+    y = x @ torch.randn(20, 1).double() + 0.1 * torch.randn(500, 1).double()
+    return nn.Linear(20, 1).double(), x, y
+
+
+@torch.no_grad()
+def excess(model: nn.Linear, x: Tensor, y: Tensor) -> float:
+    X = torch.cat([x, torch.ones(len(x), 1).double()], 1)
+    best = (y - X @ torch.linalg.lstsq(X, y).solution).square().mean()
+    return float((y - model(x)).square().mean() - best) / float(best)
+
+
+def test_a_single_direction_is_that_of_newton() -> None:
+    found = {}
+    for preconditioner in (KroneckerFactors(1e-20), "fisher-diagonal"):
+        model, x, y = regression()
+        KSD(model, nn.MSELoss(), dimension=1, subset_size=1.0, preconditioner=preconditioner).step(
+            (x, y)
+        )
+        found[type(preconditioner).__name__] = excess(model, x, y)
+    assert found["KroneckerFactors"] < 1e-6
+    assert found["str"] > 1
+
+
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian", "fisher"])
+@pytest.mark.parametrize("name", ["mlp", "conv", "attention"])
+def test_steps_go_down(name: str, curvature: Any, loss: str) -> None:
+    problem = make(name, loss)
+    before = dense.value(problem)
+    optimizer = KSD(
+        problem.model,
+        problem.loss,
+        dimension=4,
+        curvature=curvature,
+        preconditioner="kronecker",
+    )
+    assert optimizer.step(problem.data).status is Status.MOVED
+    assert dense.value(problem) < before
+
+
+def test_resuming_goes_on_bit_for_bit() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 5), torch.randn(60, 3)
+
+    def start() -> tuple[nn.Module, KSD]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+        options: dict[str, Any] = {"dimension": 3, "subset_size": 20, "preconditioner": "kronecker"}
+        return model, KSD(model, nn.MSELoss(), **options)
+
+    model, optimizer = start()
+    for _ in range(2):
+        optimizer.step((x, y))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    twin, resumed = start()
+    twin.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    for _ in range(2):
+        optimizer.step((x, y))
+        resumed.step((x, y))
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_too_many_classes_leave_the_parameters_alone() -> None:
+    model = nn.Linear(3, 100)
+    before = copy.deepcopy(model.state_dict())
+    optimizer = KSD(model, nn.CrossEntropyLoss(), dimension=2, preconditioner="kronecker")
+    with pytest.raises(ValueError, match="use 'fisher-diagonal'"):
+        optimizer.step((torch.randn(10, 3), torch.arange(10)))
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+def test_a_sharded_basis_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`basis='sharded'`.*KroneckerFactors"):
+        KSD(nn.Linear(2, 1), nn.MSELoss(), basis="sharded", preconditioner="kronecker")
