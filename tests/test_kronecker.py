@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent import KSD, Identity, KroneckerFactors, Objective, Status, kronecker
+from krylov_descent import KSD, Identity, KroneckerFactors, Objective, Status, layer_moments
 from krylov_descent.batches import Batch
 from krylov_descent.output_root import signs_like
 from krylov_descent.preconditioner import KRONECKER_DAMPING, InPlace, make_preconditioner
@@ -146,7 +146,7 @@ def test_tied_weights_have_the_diagonal() -> None:
 
 
 def test_a_layer_that_is_too_wide_has_the_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kronecker, "LARGEST_FACTOR", 4)
+    monkeypatch.setattr(layer_moments, "LARGEST_FACTOR", 4)
     problem = make("mlp", "mse")  # 4 (and a bias) to 3 to 3
     D = matrix_of(learnt(problem.model, problem.loss, problem.data), 27)
     torch.testing.assert_close(D[:15, :15], torch.diag(D[:15, :15].diagonal()))

@@ -17,52 +17,26 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from krylov_descent.batches import Batch
 from krylov_descent.double_backward import floating
-from krylov_descent.linear_layers import LinearLayer, recorded_linear_layers, side_by_side
+from krylov_descent.layer_moments import LinearPlace, linear_places, means_of, sums_of
+from krylov_descent.linear_layers import side_by_side
 from krylov_descent.network import Network
 from krylov_descent.objective import Objective
-from krylov_descent.output_root import is_diagonal, root_times_signs
+from krylov_descent.output_root import is_diagonal
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.precision import forward_precision
 from krylov_descent.probes import PROBE_SAMPLES, Findings
 from krylov_descent.sums import Evaluation
-
-# Of a factor; a layer with more inputs or outputs (a vocabulary, say) keeps the diagonal.
-LARGEST_FACTOR = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A Linear layer that has factors.
-
-    Attributes:
-        name: of the module.
-        weight: which of the parameters it is, [outputs, inputs].
-        bias: likewise; None where there is none to train.
-        inputs: how many, with one more for the bias.
-        outputs: how many.
-    """
-
-    name: str
-    weight: int
-    bias: int | None
-    inputs: int
-    outputs: int
-
-    @property
-    def numbers(self) -> int:
-        """Of both factors, and of rows."""
-        return self.inputs**2 + self.outputs**2 + 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
     """D of one layer, with the factors A and G, damped, and their inverses."""
 
-    place: _Place
+    place: LinearPlace
     of_inputs: Tensor
     of_outputs: Tensor
     inverse_of_inputs: Tensor
@@ -115,27 +89,17 @@ class KroneckerFactors:
         """The factors, from this rank's samples of B."""
         parameters, ranks = objective.parameters, objective.ranks
         self._sizes, self._shapes = parameters.sizes, [p.shape for p in parameters.tensors]
-        places = _places(objective.network)
+        places = linear_places(objective.network)
         total = parameters.tensors[0].new_zeros(sum(p.numbers for p in places) + len(places) + 1)
         with ranks.own_work():
             for batch in batches:
                 total += self._sums(objective, batch, places)
         total = ranks.sum_vector(total)
-        normaliser, distrusted, sums = (
-            total[0],
-            total[1 : 1 + len(places)],
-            total[1 + len(places) :],
-        )
-        # All ranks decide alike: also one without samples, which does not know the model's layers.
-        trusted = [not bool(count) for count in distrusted.tolist()]
-        means = [
-            _means(own, place, normaliser)
-            for own, place, kept in zip(
-                sums.split([p.numbers for p in places]), places, trusted, strict=True
-            )
-            if kept
-        ]
-        self._damp([p for p, kept in zip(places, trusted, strict=True) if kept], means, parameters)
+        normaliser, distrusted, *sums = total.split([1, len(places), *(p.numbers for p in places)])
+        # All ranks decide alike: also one without samples, which does not know what to trust.
+        kept = [i for i, count in enumerate(distrusted.tolist()) if not count]
+        means = [means_of(sums[i], places[i], normaliser) for i in kept]
+        self._damp([places[i] for i in kept], means, parameters)
 
     def solve(self, vector: Tensor) -> Tensor:
         """G⁻¹VA⁻¹ of each layer, the rest divided by the diagonal."""
@@ -174,13 +138,13 @@ class KroneckerFactors:
 
     # From samples to factors ------------------------------------------------------------------
 
-    def _sums(self, objective: Objective, batch: Batch, places: list[_Place]) -> Tensor:
+    def _sums(self, objective: Objective, batch: Batch, places: list[LinearPlace]) -> Tensor:
         """Of a batch: the normaliser, one for each layer that is not trusted, sums for factors."""
         network = objective.network
         diagonal = self._diagonal_in_outputs(objective, batch)
 
         def sums(network: Network, batch: Batch) -> Tensor:
-            return _sums_of(network, batch, places, diagonal=diagonal)
+            return sums_of(network, batch, places, diagonal=diagonal)
 
         # Eigenvectors, which a loss without a diagonal needs, cannot be recorded.
         may_record = diagonal and objective.recordings.possible
@@ -204,7 +168,7 @@ class KroneckerFactors:
 
     def _damp(
         self,
-        places: list[_Place],
+        places: list[LinearPlace],
         means: list[tuple[Tensor, Tensor]],
         parameters: FlatParameters,
     ) -> None:
@@ -250,74 +214,3 @@ class KroneckerFactors:
         with forward_precision():
             for block, (A, G) in zip(self._blocks, means, strict=True):
                 fill(block, A, G)
-
-
-def _places(network: Network) -> list[_Place]:
-    """The Linear layers that may have factors."""
-    position = {id(p): i for i, p in enumerate(network.parameters.tensors)}
-    found = []
-    for name, module in network.eager.named_modules():
-        if type(module) is not nn.Linear or id(module.weight) not in position:
-            continue
-        bias = position.get(id(module.bias))
-        inputs = module.in_features + (bias is not None)
-        if module.weight.numel() and max(inputs, module.out_features) <= LARGEST_FACTOR:
-            found.append(
-                _Place(name, position[id(module.weight)], bias, inputs, module.out_features)
-            )
-    return found
-
-
-def _sums_of(network: Network, batch: Batch, places: list[_Place], *, diagonal: bool) -> Tensor:
-    """Σ xxᵀ, Σ δδᵀ and the number of rows of each layer, flat; zeros where it is not trusted."""
-    with recorded_linear_layers(network.eager) as layers:
-        outputs = network.outputs(batch, eager=True)
-    names = {id(module): name for name, module in network.eager.named_modules()}
-    calls = {
-        names[id(layer.module)]: layer
-        for layer in layers
-        if names[id(layer.module)] in network.trusted_layers and layer.in_graph()
-    }
-    found = floating(outputs)
-    root = root_times_signs(network.output_hessian(outputs, batch), found, diagonal=diagonal)
-    active = [(z, r) for z, r in zip(found, root, strict=True) if z.requires_grad]
-    deltas = iter(
-        torch.autograd.grad(
-            [z for z, _ in active],
-            [z for layer in calls.values() for z in layer.outputs],
-            [r for _, r in active],
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        if calls
-        else ()
-    )
-    of_calls = {name: [next(deltas) for _ in layer.outputs] for name, layer in calls.items()}
-    chosen = [place for place in places if place.name in calls]
-    jobs = [partial(_moments, calls[p.name], of_calls[p.name], p) for p in chosen]
-    moments = dict(zip(chosen, side_by_side(jobs), strict=True))
-    like = network.parameters.tensors[0]
-    return torch.cat(
-        [like.new_zeros(0), *(moments.get(p, like.new_zeros(p.numbers)) for p in places)]
-    )
-
-
-def _moments(layer: LinearLayer, deltas: list[Tensor], place: _Place) -> Tensor:
-    """Of one layer, in the dtype of its weight."""
-    dtype = layer.module.weight.dtype
-    x = torch.cat([x.reshape(-1, x.shape[-1]) for x in layer.inputs]).to(dtype)
-    delta = torch.cat([d.reshape(-1, d.shape[-1]) for d in deltas]).to(dtype)
-    if place.bias is not None:
-        x = torch.cat([x, x.new_ones(len(x), 1)], 1)
-    return torch.cat(
-        [(x.t() @ x).reshape(-1), (delta.t() @ delta).reshape(-1), x.new_full((1,), len(x))]
-    )
-
-
-def _means(sums: Tensor, place: _Place, normaliser: Tensor) -> tuple[Tensor, Tensor]:
-    """A, a mean over rows, and G, over samples: with several calls their parts add up."""
-    of_inputs, of_outputs, rows = sums.split([place.inputs**2, place.outputs**2, 1])
-    return (
-        (of_inputs / rows).view(place.inputs, place.inputs),
-        (of_outputs / normaliser).view(place.outputs, place.outputs),
-    )

@@ -20,7 +20,7 @@ def test_the_runs_of_the_goals_come_first() -> None:
     names = list(cells.cells_of("cuda"))
     assert names[:3] == [f"curves.ksd.seed-{seed}" for seed in (0, 1, 2)]
     assert names[6:10] == [f"curves.adam.rate-{rate}" for rate in (0.002, 0.004, 0.008, 0.016)]
-    goals = ("ksd", "adam", "ksd-float32", "adam-tf32", "hf-tf32")
+    goals = ("ksd", "adam", "ksd-kronecker", "ksd-float32", "adam-tf32", "hf-tf32")
     first = [name for name in names if name.split(".")[1] in goals and "classifier" not in name]
     assert names[: len(first)] == first
 

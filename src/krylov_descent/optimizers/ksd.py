@@ -60,8 +60,8 @@ class KSD(DataOptimizer):
             `requires_grad=False` are left alone.
         dimension: K, the dimension of the Krylov subspace.
         curvature: "gauss-newton", "hessian" or "fisher".
-        preconditioner: "fisher-diagonal", "identity", or an object with the `Preconditioner`
-            protocol.
+        preconditioner: "fisher-diagonal", "kronecker" (see `KroneckerFactors`), "identity", or an
+            object with the `Preconditioner` protocol.
         subset_size: size of B and C: "fixed" (N/K, at least 1,000), "auto" (the same, but where all
             steps have the same tensors it begins with less for large models on a CPU, down to 250,
             and is doubled when less than half of a step's worth on C is seen on A), "paper" (N/K),
@@ -70,8 +70,9 @@ class KSD(DataOptimizer):
         previous_steps: m, how many of the last steps join the subspace. The paper has 1; more of
             them let the deviations of single steps, each for its own C, cancel.
         bfgs_iterations: the most iterations of the search.
-        epsilon: floor of the preconditioner, relative to its largest entry, and of the Hessian's
-            eigenvalues in the subspace; those of the other curvatures have a hundredth of it.
+        epsilon: floor of the preconditioner, relative to its largest entry (a tenth of it is the
+            damping of Kronecker factors), and of the Hessian's eigenvalues in the subspace; those
+            of the other curvatures have a hundredth of it.
         weight_decay: λ of the L2 term ½λ‖θ‖², which belongs to the objective.
         lr: scales the step that the search found; for schedulers. Leave it at 1.
         seed: of the random sets.
