@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent import KSD, Identity, KroneckerFactors, Objective, Status, layer_moments
+from krylov_descent import (
+    KSD,
+    Evaluation,
+    Identity,
+    KroneckerFactors,
+    Objective,
+    Status,
+    layer_moments,
+)
 from krylov_descent.batches import Batch
 from krylov_descent.output_root import signs_like
 from krylov_descent.preconditioner import KRONECKER_DAMPING, InPlace, make_preconditioner
@@ -128,6 +136,30 @@ def test_everything_else_has_the_fisher_diagonal(name: str, loss: str) -> None:
     expected = (squares * diagonal[largest] / squares[largest]).clamp(min=1e-4)
     torch.testing.assert_close(diagonal, expected)
     assert float(D[rest:, rest:].diagonal().min()) > 0
+
+
+@pytest.mark.parametrize(("name", "needed"), [("mlp", False), ("conv", True)])
+def test_squares_are_found_only_where_they_are_needed(
+    name: str, needed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = make(name, "mse")
+    objective, asked = Objective(problem.model, problem.loss), list[Any]()
+    squares = objective.value_gradient_and_squares
+
+    def counted(data: Any) -> Evaluation:
+        asked.append(data)
+        return squares(data)
+
+    monkeypatch.setattr(objective, "value_gradient_and_squares", counted)
+    found = KroneckerFactors().update(objective, problem.data)
+    assert bool(asked) is needed
+    torch.testing.assert_close(found.gradient, dense.gradient(problem))
+    assert found.squares.numel() == 0
+    stream = iter([problem.data])  # of which nothing is known before the walk
+    torch.testing.assert_close(
+        KroneckerFactors().update(objective, stream).gradient, dense.gradient(problem)
+    )
+    assert len(asked) == needed + 1
 
 
 def test_tied_weights_have_the_diagonal() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.batches import Batch
+from krylov_descent.batches import Batch, InMemory, Samples, as_samples
 from krylov_descent.double_backward import floating
 from krylov_descent.layer_moments import LinearPlace, linear_places, means_of, sums_of
 from krylov_descent.linear_layers import side_by_side
@@ -76,14 +76,37 @@ class KroneckerFactors:
         return self._diagonal, *(t for block in self._blocks for t in block.tensors)
 
     def update(self, objective: Objective, data: Any) -> Evaluation:
-        """One walk over A for value, gradient and squares."""
-        found = objective.value_gradient_and_squares(data)
-        objective.parameters.add_decay_constant(found.squares)
-        if self._diagonal.shape != found.squares.shape:
-            self._diagonal = found.squares
+        """One walk over A for value, gradient and, where not all is factors, squares."""
+        samples = as_samples(data, may_be_empty=objective.ranks.together)
+        if self._needs_squares(objective, samples):
+            found = objective.value_gradient_and_squares(samples)
+            objective.parameters.add_decay_constant(found.squares)
+            diagonal = found.squares
         else:
-            self._diagonal.copy_(found.squares)
-        return replace(found, squares=found.squares.new_empty(0))
+            found = objective.value_and_gradient(samples)
+            diagonal = torch.ones_like(found.gradient)  # nobody's
+        if self._diagonal.shape != diagonal.shape:
+            self._diagonal = diagonal
+        else:
+            self._diagonal.copy_(diagonal)
+        return replace(found, squares=found.gradient.new_empty(0))
+
+    def _needs_squares(self, objective: Objective, samples: Samples) -> bool:
+        """Whether some parameter has no factors, as far as that is known before the walk over A.
+
+        By the data in memory alone, not by what earlier steps saw: a resumed run decides alike.
+        """
+        without = 1.0
+        with objective.ranks.own_work():
+            if isinstance(samples, InMemory) and samples.batch.size:
+                objective.probe(samples.batch)
+                trusted = objective.network.trusted_layers
+                places = [p for p in linear_places(objective.network) if p.name in trusted]
+                covered = {i for place in places for i in (place.weight, place.bias)}
+                without = float(len(covered - {None}) < len(objective.parameters.tensors))
+            elif isinstance(samples, InMemory):  # a rank without samples has no say
+                without = 0.0
+        return bool(objective.ranks.sum_numbers(torch.tensor([without], dtype=torch.float64)) > 0)
 
     def learn(self, objective: Objective, batches: Sequence[Batch]) -> None:
         """The factors, from this rank's samples of B."""

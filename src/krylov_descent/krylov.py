@@ -105,10 +105,12 @@ def fill_with_krylov_space(
     def add_previous(k: int) -> bool:
         """Row k of the previous step that waits there, orthogonalised twice."""
         u, known = rows.get(k).clone(), slice(0, k)
-        before = dot(u, metric.multiply(u))
+        w = metric.multiply(u)
+        before = dot(u, w)
         for _ in range(2):
-            u = rows.subtracted(u, known, times(known, metric.multiply(u)))
-        return add(k, u, dot(u, metric.multiply(u)), before)
+            u = rows.subtracted(u, known, times(known, w))
+            w = metric.multiply(u)
+        return add(k, u, dot(u, w), before)
 
     def measure(k: int) -> None:
         """The row of H̄ of a direction that no other follows from."""
