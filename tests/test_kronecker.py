@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from krylov_descent import (
     KSD,
     Evaluation,
-    Identity,
     KroneckerFactors,
     Objective,
     Status,
@@ -65,7 +64,7 @@ def test_layers_have_the_damped_products_of_their_factors() -> None:
 
     hidden = torch.tanh(first(x)).detach()
     # The mean over two outputs of a squared error has the second derivative 2/2 = 1.
-    delta = signs_like(y)
+    (delta,) = signs_like([y])
     ones = torch.ones(7, 1, dtype=torch.float64)
     rows = [
         (torch.cat([x, ones], 1), (delta @ last.weight.detach()) * (1 - hidden**2)),
@@ -105,7 +104,7 @@ def test_a_layer_that_is_called_often_adds_up_its_calls() -> None:
     found = learnt(model, nn.MSELoss(reduction="sum"), (x, y), 1e-12)
     weight = model.cell.weight.detach()
     hidden = torch.tanh(model.cell(x)).detach()
-    delta = 2**0.5 * signs_like(y)
+    delta = 2**0.5 * signs_like([y])[0]
     before = (delta @ weight) * (1 - hidden**2)
     ones = torch.ones(12, 1, dtype=torch.float64)
     rows = torch.cat([torch.cat([x, hidden]), ones], 1)
@@ -178,23 +177,105 @@ def test_tied_weights_have_the_diagonal() -> None:
 
 
 def test_a_layer_that_is_too_wide_has_the_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_moments, "LARGEST_FACTOR", 4)
+    monkeypatch.setattr(layer_moments, "LARGEST_FACTOR", 3)
     problem = make("mlp", "mse")  # 4 (and a bias) to 3 to 3
     D = matrix_of(learnt(problem.model, problem.loss, problem.data), 27)
     torch.testing.assert_close(D[:15, :15], torch.diag(D[:15, :15].diagonal()))
     assert float((D[15:, 15:] - torch.diag(D[15:, 15:].diagonal())).abs().max()) > 1e-3
 
 
-def test_nothing_to_learn_from_gives_a_multiple_of_the_identity() -> None:
-    model = nn.Linear(2, 1)
+def test_two_outputs_of_one_shape_do_not_cancel() -> None:
+    torch.manual_seed(0)
+
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk, self.head = nn.Linear(3, 2).double(), nn.Linear(2, 2, bias=False).double()
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            hidden = self.trunk(x)
+            return [self.head(hidden), -self.head(hidden)]
+
+    def loss(z: list[Tensor], y: Tensor) -> Tensor:
+        return ((z[0] - y) ** 2 + (z[1] - y) ** 2).sum(1)
+
+    model, x, y = TwoHeads(), torch.randn(4000, 3).double(), torch.randn(4000, 2).double()
+    G = learnt(model, loss, (x, y), 1e-12).tensors[2]
+    exact = 4 * model.head.weight.t() @ model.head.weight  # 2 for each head
+    torch.testing.assert_close(G / G.norm(), (exact / exact.norm()).detach(), rtol=0, atol=0.05)
+
+
+def test_samples_that_are_ignored_do_not_decide_the_form() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(400, 3).double(), torch.randint(4, (400,))
+    y[350:] = -100
+    model = nn.Linear(3, 4).double()
+    objective, found = Objective(model, nn.CrossEntropyLoss()), KroneckerFactors(1e-12)
+    found.update(objective, (x, y))
+    found.learn(objective, [Batch(x[350:], y[350:], 50), Batch(x[:350], y[:350], 350)])
+    p = model(x[:350]).softmax(1).detach()
+    exact = torch.diag(p.mean(0)) - p.t() @ p / 350
+    G = found.tensors[2]
+    torch.testing.assert_close(G / G.norm(), exact / exact.norm(), rtol=0, atol=0.1)
+
+
+def test_a_dead_layer_is_damped_alone() -> None:
+    torch.manual_seed(0)
+    first, last = nn.Linear(3, 2).double(), nn.Linear(2, 1).double()
     with torch.no_grad():
-        [p.zero_() for p in model.parameters()]
-    data = torch.zeros(3, 2), torch.zeros(3, 1)
-    found = learnt(model, lambda z, y: z.pow(4).sum(1), data)
-    vector = torch.tensor([1.0, -2.0, 3.0])
-    solved = found.solve(vector)
-    assert solved.isfinite().all()
-    torch.testing.assert_close(solved / solved[0], vector)
+        last.weight.zero_()  # nothing comes back to the first
+    model, x = nn.Sequential(first, nn.Tanh(), last), torch.randn(20, 3).double()
+    found = learnt(model, nn.MSELoss(), (x, torch.randn(20, 1).double()), 1e-2)
+    D = matrix_of(found, 11)
+    assert D.isfinite().all()
+    assert float(torch.linalg.eigvalsh(D).min()) > 0
+    vector = torch.randn(11).double()
+    torch.testing.assert_close(found.solve(found.multiply(vector)), vector)
+
+
+def test_no_curvature_at_all() -> None:
+    model, x = nn.Linear(3, 2).double(), torch.randn(20, 3).double()
+    D = matrix_of(learnt(model, lambda z, y: z.sum(1), (x, x)), 8)
+    assert D.isfinite().all()
+    assert float(torch.linalg.eigvalsh(D).min()) > 0
+
+
+def test_an_empty_parameter_is_no_matter() -> None:
+    model = nn.Linear(3, 2).double()
+    model.extra = nn.Parameter(torch.empty(0, dtype=torch.float64))
+    data = torch.randn(5, 3).double(), torch.randn(5, 2).double()
+    optimizer = KSD(model, nn.MSELoss(), dimension=2, preconditioner="kronecker")
+    assert optimizer.step(data).status is Status.MOVED
+
+
+def test_weight_decay_of_each_group_is_damping() -> None:
+    problem = make("mlp", "mse")
+    first, last = (list(problem.model[i].parameters()) for i in (0, 2))  # type: ignore[index]
+    groups = [{"params": first, "weight_decay": 1e4}, {"params": last, "weight_decay": 0.0}]
+    found = learnt(problem.model, problem.loss, problem.data, 1e-3, params=groups)
+    plain = learnt(problem.model, problem.loss, problem.data, 1e-3)
+    split = sum(p.numel() for p in first)
+    D, without = matrix_of(found, 27), matrix_of(plain, 27)
+    torch.testing.assert_close(D[split:, split:], without[split:, split:])
+    own = D[:split, :split]
+    assert float(torch.linalg.eigvalsh(own).min()) > 0.9e4 * float(without.norm()) * 1e-3
+
+
+def test_it_follows_the_model_to_another_dtype() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(1, 2, 2), nn.Flatten(), nn.Linear(4, 1))
+    data = torch.randn(6, 1, 3), torch.randn(6, 1)
+    found = learnt(model, nn.MSELoss(), data)
+    model.double()
+    data = data[0].double(), data[1].double()
+    objective = Objective(model, nn.MSELoss())
+    for _ in range(2):
+        found.update(objective, data)
+        found.learn(objective, [Batch(*data, 6)])
+        assert {t.dtype for t in found.tensors} == {torch.float64}
+    expected = learnt(model, nn.MSELoss(), data)
+    for ours, theirs in zip(found.tensors, expected.tensors, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_in_float32_solving_undoes_multiplying() -> None:
@@ -211,7 +292,6 @@ def test_it_is_made_by_name_and_updated_in_place() -> None:
     found = make_preconditioner("kronecker", 1e-2)
     assert isinstance(found, KroneckerFactors)
     assert isinstance(found, InPlace)
-    assert not isinstance(Identity(), type(found))
     problem = make("mlp", "mse")
     objective = Objective(problem.model, problem.loss)
     inputs, targets = problem.data
@@ -224,7 +304,7 @@ def test_it_is_made_by_name_and_updated_in_place() -> None:
     found.update(objective, problem.data)
     found.learn(objective, batches)
     assert [t.data_ptr() for t in found.tensors] == places
-    assert not any(torch.equal(a, b) for a, b in zip(found.tensors, before, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(found.tensors[1:], before[1:], strict=True))
     reference = learnt(problem.model, problem.loss, problem.data, 1e-2 * KRONECKER_DAMPING)
     for ours, theirs in zip(found.tensors, reference.tensors, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -302,14 +382,44 @@ def test_resuming_goes_on_bit_for_bit() -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_too_many_classes_leave_the_parameters_alone() -> None:
-    model = nn.Linear(3, 100)
+def test_a_loss_of_another_form_leaves_the_parameters_alone() -> None:
+    model = nn.Linear(3, 4)
     before = copy.deepcopy(model.state_dict())
-    optimizer = KSD(model, nn.CrossEntropyLoss(), dimension=2, preconditioner="kronecker")
+    optimizer = KSD(
+        model, lambda z, y: z.sum(1) ** 2 + z[:, 0] ** 2, dimension=2, preconditioner="kronecker"
+    )
     with pytest.raises(ValueError, match="use 'fisher-diagonal'"):
         optimizer.step((torch.randn(10, 3), torch.arange(10)))
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key])
+
+
+def test_what_is_not_finite_on_b_is_told() -> None:
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(3, 4), torch.randn(10, 3), torch.arange(10) % 4
+    optimizer = KSD(model, nn.CrossEntropyLoss(), dimension=2, preconditioner="kronecker")
+    assert optimizer.step((x, y)).status is Status.MOVED
+    result = optimizer.step((x, y), curvature_data=(x * torch.nan, y))
+    assert result.status is Status.NOT_FINITE
+    assert "a curvature product on B is not finite" in result.reason
+    assert optimizer.step((x, y)).status is Status.MOVED
+
+
+def test_a_loss_in_other_units_makes_the_same_step() -> None:
+    """Squares of gradients have the square of the unit, the curvature has the unit."""
+
+    def loss_after(unit: float) -> float:
+        def loss(z: Tensor, y: Tensor) -> Tensor:
+            return unit * ((z - y) ** 2).mean(1)
+
+        problem = make("conv", "mse")
+        options: dict[str, Any] = {"preconditioner": "kronecker", "epsilon": 1e-2}
+        optimizer = KSD(problem.model, loss, dimension=2, **options)
+        return optimizer.step(problem.data).loss_after / unit
+
+    found = [loss_after(unit) for unit in (0.01, 1.0, 100.0)]
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    assert found[2] == pytest.approx(found[1], rel=1e-6)
 
 
 def test_a_sharded_basis_is_refused() -> None:

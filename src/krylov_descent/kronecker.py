@@ -6,9 +6,9 @@ the layer, x with a 1 for the bias, and G of what comes back, δ. Its inverse co
 products a layer. A diagonal knows nothing of how inputs of a layer are correlated; here K
 directions span what takes several times as many with one.
 
-Damping is that of Martens and Grosse: (G + γ/π) ⊗ (A + γπ), with γ² = ε times the largest block
-and π² the ratio of mean eigenvalues. What is not the weight or bias of a Linear layer has the
-Fisher diagonal.
+Damping is that of Martens and Grosse: (G + γ/π) ⊗ (A + γπ), with γ² = ε times the largest block,
+and λ, and π² the ratio of mean eigenvalues. What is not the weight or bias of a Linear layer has
+the Fisher diagonal.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ from krylov_descent.layer_moments import LinearPlace, linear_places, means_of, s
 from krylov_descent.linear_layers import side_by_side
 from krylov_descent.network import Network
 from krylov_descent.objective import Objective
-from krylov_descent.output_root import is_diagonal
+from krylov_descent.output_root import Form, form_of
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.precision import forward_precision
-from krylov_descent.probes import PROBE_SAMPLES, Findings
+from krylov_descent.probes import Findings
 from krylov_descent.sums import Evaluation
 
 
@@ -46,29 +46,48 @@ class _Block:
     def tensors(self) -> tuple[Tensor, ...]:
         return self.of_inputs, self.of_outputs, self.inverse_of_inputs, self.inverse_of_outputs
 
+    def fill(self, A: Tensor, G: Tensor, gamma: Tensor) -> None:
+        """In place, by way of a Cholesky factor L: the inverse is L⁻ᵀL⁻¹."""
+        # Of a layer that nothing goes into, or comes back to, any π will do.
+        ratio = (A.trace() / len(A)) / (G.trace() / len(G))
+        pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
+        for factor, held, inverse, damping in (
+            (A, self.of_inputs, self.inverse_of_inputs, gamma * pi),
+            (G, self.of_outputs, self.inverse_of_outputs, gamma / pi),
+        ):
+            held.copy_(factor)
+            held.diagonal().add_(damping)
+            lower = torch.linalg.cholesky_ex(held)[0]
+            eye = torch.eye(len(held), dtype=held.dtype, device=held.device)
+            root = torch.linalg.solve_triangular(lower, eye, upper=False)
+            torch.mm(root.t(), root, out=inverse)
+
 
 class KroneckerFactors:
     """D = (G + γ/π) ⊗ (A + γπ) for each Linear layer, the Fisher diagonal for everything else.
 
     Layers that are tied or used elsewhere, or have more than 8,192 inputs or outputs, have the
     diagonal, too. A and G are means over the set B of the step, so that nothing is carried from
-    step to step.
+    step to step. G is a sample of the curvature, with random signs that go by the place of a sample
+    in its micro-batch: other micro-batches, and samples spread over ranks, give another, as good.
 
     Args:
-        epsilon: damping relative to the largest block, ε.
+        epsilon: damping relative to the largest block, ε. `KSD(preconditioner="kronecker")` takes a
+            tenth of its own. Too small to be felt in a dtype it is made larger.
 
     Cost beyond the Fisher diagonal, for layers p × q: one gradient over B, (p² + q²)|B|
     multiplications, two Cholesky factorisations and inverses; for each vector of the basis
     2pq(p + q) multiplications. Memory: 2(p² + q²) numbers, twice that while they are made.
     """
 
-    def __init__(self, epsilon: float = 1e-4) -> None:
+    def __init__(self, epsilon: float = 1e-5) -> None:
         self._epsilon = epsilon
+        self._squares: Tensor | None = None
         self._diagonal = torch.empty(0)
         self._blocks: list[_Block] = []
         self._sizes: list[int] = []
         self._shapes: list[torch.Size] = []
-        self._is_diagonal: tuple[Findings, bool] | None = None
+        self._form: tuple[Findings, Form] | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -78,18 +97,12 @@ class KroneckerFactors:
     def update(self, objective: Objective, data: Any) -> Evaluation:
         """One walk over A for value, gradient and, where not all is factors, squares."""
         samples = as_samples(data, may_be_empty=objective.ranks.together)
-        if self._needs_squares(objective, samples):
-            found = objective.value_gradient_and_squares(samples)
-            objective.parameters.add_decay_constant(found.squares)
-            diagonal = found.squares
-        else:
-            found = objective.value_and_gradient(samples)
-            diagonal = torch.ones_like(found.gradient)  # nobody's
-        if self._diagonal.shape != diagonal.shape:
-            self._diagonal = diagonal
-        else:
-            self._diagonal.copy_(diagonal)
-        return replace(found, squares=found.gradient.new_empty(0))
+        self._squares = None
+        if not self._needs_squares(objective, samples):
+            return objective.value_and_gradient(samples)
+        found = objective.value_gradient_and_squares(samples)
+        self._squares = found.squares
+        return replace(found, squares=found.squares.new_empty(0))
 
     def _needs_squares(self, objective: Objective, samples: Samples) -> bool:
         """Whether some parameter has no factors, as far as that is known before the walk over A.
@@ -102,8 +115,9 @@ class KroneckerFactors:
                 objective.probe(samples.batch)
                 trusted = objective.network.trusted_layers
                 places = [p for p in linear_places(objective.network) if p.name in trusted]
-                covered = {i for place in places for i in (place.weight, place.bias)}
-                without = float(len(covered - {None}) < len(objective.parameters.tensors))
+                without = float(len(_covered(places)) < len(objective.parameters.tensors))
+                # On a GPU the gradient of a small model is recorded together with its squares.
+                without = max(without, float(objective.recordings.possible))
             elif isinstance(samples, InMemory):  # a rank without samples has no say
                 without = 0.0
         return bool(objective.ranks.sum_numbers(torch.tensor([without], dtype=torch.float64)) > 0)
@@ -113,16 +127,23 @@ class KroneckerFactors:
         parameters, ranks = objective.parameters, objective.ranks
         self._sizes, self._shapes = parameters.sizes, [p.shape for p in parameters.tensors]
         places = linear_places(objective.network)
-        total = parameters.tensors[0].new_zeros(sum(p.numbers for p in places) + len(places) + 1)
+        total = parameters.tensors[0].new_zeros(sum(place.numbers for place in places))
+        normaliser, distrusted = 0.0, [0.0] * len(places)
         with ranks.own_work():
             for batch in batches:
-                total += self._sums(objective, batch, places)
-        total = ranks.sum_vector(total)
-        normaliser, distrusted, *sums = total.split([1, len(places), *(p.numbers for p in places)])
+                total += self._sums(objective, batch, places, alone=len(batches) == 1)
+                normaliser += float(objective.network.loss.normaliser(batch.targets, batch.size))
+            if batches:
+                trusted = objective.network.trusted_layers
+                distrusted = [float(place.name not in trusted) for place in places]
         # All ranks decide alike: also one without samples, which does not know what to trust.
-        kept = [i for i, count in enumerate(distrusted.tolist()) if not count]
+        numbers = torch.tensor([normaliser, *distrusted], dtype=torch.float64)
+        normaliser, *distrusted = ranks.sum_numbers(numbers).tolist()
+        sums = ranks.sum_vector(total).split([place.numbers for place in places])
+        kept = [i for i, count in enumerate(distrusted) if not count]
         means = [means_of(sums[i], places[i], normaliser) for i in kept]
-        self._damp([places[i] for i in kept], means, parameters)
+        self._make([places[i] for i in kept], means, parameters)
+        self._squares = None
 
     def solve(self, vector: Tensor) -> Tensor:
         """G⁻¹VA⁻¹ of each layer, the rest divided by the diagonal."""
@@ -161,79 +182,91 @@ class KroneckerFactors:
 
     # From samples to factors ------------------------------------------------------------------
 
-    def _sums(self, objective: Objective, batch: Batch, places: list[LinearPlace]) -> Tensor:
-        """Of a batch: the normaliser, one for each layer that is not trusted, sums for factors."""
-        network = objective.network
-        diagonal = self._diagonal_in_outputs(objective, batch)
+    def _sums(
+        self, objective: Objective, batch: Batch, places: list[LinearPlace], *, alone: bool
+    ) -> Tensor:
+        """Of a batch, what the factors are made of."""
+        form = self._form_in_outputs(objective, batch)
 
         def sums(network: Network, batch: Batch) -> Tensor:
-            return sums_of(network, batch, places, diagonal=diagonal)
+            return sums_of(network, batch, places, form)
 
-        # Eigenvectors, which a loss without a diagonal needs, cannot be recorded.
-        may_record = diagonal and objective.recordings.possible
-        recording = objective.recordings.load("factors", sums, batch) if may_record else None
-        found: Tensor = sums(network, batch) if recording is None else recording()
-        normaliser = float(network.loss.normaliser(batch.targets, batch.size))
-        flags = [float(place.name not in network.trusted_layers) for place in places]
-        return torch.cat([found.new_tensor([normaliser, *flags]), found])
+        recording = None
+        if alone and objective.recordings.possible and objective.may_record(batch):
+            recording = objective.recordings.load("factors", sums, batch)
+        found: Tensor = sums(objective.network, batch) if recording is None else recording()
+        return found
 
-    def _diagonal_in_outputs(self, objective: Objective, batch: Batch) -> bool:
-        """Whether the loss has a diagonal curvature in the outputs; asked once for a model."""
-        if self._is_diagonal is None or self._is_diagonal[0] is not objective.findings:
-            few = batch.rows(0, PROBE_SAMPLES)
-            outputs = objective.network.outputs(few, eager=True)
-            hessian = objective.network.output_hessian(outputs, few)
-            found = is_diagonal(hessian, floating(outputs))
-            if found is None:  # the step will say what is not finite
-                return True
-            self._is_diagonal = objective.findings, found
-        return self._is_diagonal[1]
+    def _form_in_outputs(self, objective: Objective, batch: Batch) -> Form:
+        """Of the loss's curvature in the outputs; asked until it is seen, and then once a model."""
+        if self._form is None or self._form[0] is not objective.findings:
+            outputs = objective.network.outputs(batch, eager=True)
+            hessian = objective.network.output_hessian(outputs, batch)
+            found = form_of(hessian, floating(outputs))
+            if found is None:  # no curvature, or NaN, which the step will tell: any form will do
+                return "diagonal"
+            self._form = objective.findings, found
+        return self._form[1]
 
-    def _damp(
+    def _make(
         self,
         places: list[LinearPlace],
         means: list[tuple[Tensor, Tensor]],
         parameters: FlatParameters,
     ) -> None:
-        """Scale to a largest block of about 1, damp, and invert; without a stop for the host."""
-        covered = {i for place in places for i in (place.weight, place.bias)}
-        rest = [
-            piece.max()
-            for i, piece in enumerate(parameters.pieces(self._diagonal))
-            if i not in covered
-        ]
+        """D out of factors and squares, scaled to a largest block or entry of about 1.
+
+        Without a stop for the host.
+        """
         blocks = [A.norm() * G.norm() for A, G in means]
-        scale = torch.stack(blocks + rest).max()
+        diagonal, largest = self._rest(places, means, parameters)
+        scale = torch.stack([*blocks, *largest] or [diagonal.new_zeros(())]).max()
         one = torch.ones_like(scale)
-        floor = torch.where(scale > 0, self._epsilon * one, one)
+        epsilon = max(self._epsilon, torch.finfo(one.dtype).eps)
+        floor = torch.where(scale > 0, epsilon * one, one)
         scale = torch.where(scale > 0, scale, one)
-        torch.clamp(self._diagonal.div_(scale), min=floor, out=self._diagonal)
-        if [block.place for block in self._blocks] != places or any(
-            t.device != scale.device or t.dtype != scale.dtype for t in self.tensors
-        ):
+        diagonal = diagonal.div_(scale).clamp_(min=floor) if largest else diagonal.fill_(1)
+        # In place where that is possible: recorded kernels look for them there.
+        kinds = [(t.shape, t.dtype, t.device) for t in (self._diagonal, diagonal)]
+        if kinds[0] != kinds[1]:
+            self._diagonal = torch.empty_like(diagonal)
+        self._diagonal.copy_(diagonal)
+        held = [(b.place, b.of_inputs.dtype, b.of_inputs.device) for b in self._blocks]
+        if held != [(place, one.dtype, one.device) for place in places]:
             self._blocks = [
-                _Block(p, *(torch.empty_like(m) for m in (A, G, A, G)))
-                for p, (A, G) in zip(places, means, strict=True)
+                _Block(place, *(torch.empty_like(m) for m in (A, G, A, G)))
+                for place, (A, G) in zip(places, means, strict=True)
             ]
-
-        def fill(block: _Block, A: Tensor, G: Tensor) -> None:
-            root = scale.sqrt()
-            A, G = A / root, G / root
-            # Of a layer that nothing goes into, or comes back to, any π will do.
-            ratio = (A.trace() / len(A)) / (G.trace() / len(G))
-            pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, one).sqrt()
-            gamma = (self._epsilon + parameters.weight_decay[block.place.weight] / scale).sqrt()
-            for factor, held, inverse, damping in (
-                (A, block.of_inputs, block.inverse_of_inputs, gamma * pi),
-                (G, block.of_outputs, block.inverse_of_outputs, gamma / pi),
-            ):
-                held.copy_(factor)
-                held.diagonal().add_(damping)
-                lower = torch.linalg.cholesky_ex(held)[0]
-                eye = torch.eye(len(held), dtype=held.dtype, device=held.device)
-                root_of_inverse = torch.linalg.solve_triangular(lower, eye, upper=False)
-                torch.mm(root_of_inverse.t(), root_of_inverse, out=inverse)
-
         with forward_precision():
             for block, (A, G) in zip(self._blocks, means, strict=True):
-                fill(block, A, G)
+                decay = parameters.weight_decay[block.place.weight]
+                block.fill(A / scale.sqrt(), G / scale.sqrt(), (epsilon + decay / scale).sqrt())
+
+    def _rest(
+        self,
+        places: list[LinearPlace],
+        means: list[tuple[Tensor, Tensor]],
+        parameters: FlatParameters,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The diagonal [n], in the units of the factors, and the largest entries that count.
+
+        Squares of gradients are in other units than the curvature, where the loss is not a
+        likelihood, and smaller where the model is right. Both are known of the layers that have
+        factors, and the ratio of their traces makes one out of the other.
+        """
+        if self._squares is None:
+            return parameters.empty(), []
+        pieces, covered = parameters.pieces(self._squares), _covered(places)
+        if means:
+            curvature = torch.stack([A.trace() * G.trace() for A, G in means]).sum()
+            squares = torch.stack([pieces[i].sum() for i in sorted(covered)]).sum()
+            ratio = curvature / squares
+            self._squares.mul_(torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0))
+        parameters.add_decay_constant(self._squares)
+        rest = [i for i, piece in enumerate(pieces) if i not in covered and piece.numel()]
+        return self._squares, [pieces[i].max() for i in rest]
+
+
+def _covered(places: list[LinearPlace]) -> set[int]:
+    """The parameters that have factors."""
+    return {i for place in places for i in (place.weight, place.bias) if i is not None}

@@ -15,7 +15,7 @@ from krylov_descent.batches import Batch
 from krylov_descent.double_backward import floating
 from krylov_descent.linear_layers import LinearLayer, recorded_linear_layers, side_by_side
 from krylov_descent.network import Network
-from krylov_descent.output_root import root_times_signs
+from krylov_descent.output_root import Form, root_times_signs
 
 # Of inputs or outputs; a layer with more (a vocabulary, say) has none, for want of memory.
 LARGEST_FACTOR = 8192
@@ -54,14 +54,15 @@ def linear_places(network: Network) -> list[LinearPlace]:
             continue
         bias = position.get(id(module.bias))
         inputs = module.in_features + (bias is not None)
-        if module.weight.numel() and max(inputs, module.out_features) <= LARGEST_FACTOR:
+        widest = max(module.in_features, module.out_features)
+        if module.weight.numel() and widest <= LARGEST_FACTOR:
             found.append(
                 LinearPlace(name, position[id(module.weight)], bias, inputs, module.out_features)
             )
     return found
 
 
-def sums_of(network: Network, batch: Batch, places: list[LinearPlace], *, diagonal: bool) -> Tensor:
+def sums_of(network: Network, batch: Batch, places: list[LinearPlace], form: Form) -> Tensor:
     """Σ xxᵀ, Σ δδᵀ and the number of rows of each layer, flat; zeros where it is not trusted."""
     with recorded_linear_layers(network.eager) as layers:
         outputs = network.outputs(batch, eager=True)
@@ -73,7 +74,7 @@ def sums_of(network: Network, batch: Batch, places: list[LinearPlace], *, diagon
         if names[id(layer.module)] in trusted and layer.in_graph()
     }
     found = floating(outputs)
-    root = root_times_signs(network.output_hessian(outputs, batch), found, diagonal=diagonal)
+    root = root_times_signs(network.output_hessian(outputs, batch), found, form)
     active = [(z, r) for z, r in zip(found, root, strict=True) if z.requires_grad]
     deltas: Iterator[Tensor] = iter(())
     if calls:
@@ -109,7 +110,7 @@ def _moments(layer: LinearLayer, deltas: list[Tensor], place: LinearPlace) -> Te
     )
 
 
-def means_of(sums: Tensor, place: LinearPlace, normaliser: Tensor) -> tuple[Tensor, Tensor]:
+def means_of(sums: Tensor, place: LinearPlace, normaliser: float) -> tuple[Tensor, Tensor]:
     """A, a mean over rows, and G, over samples: with several calls their parts add up."""
     of_inputs, of_outputs, rows = sums.split([place.inputs**2, place.outputs**2, 1])
     return (

@@ -3,83 +3,115 @@
 With H_E = RRᵀ and independent signs s, the mean of (Rs)(Rs)ᵀ is H_E. So one backward pass from Rs
 gives δ whose second moments are those of the Gauss-Newton matrix, which the gradients of the
 losses have only where the model is right.
+
+Two forms of H_E have a root in closed form, and nearly every loss has one of them:
+
+    diagonal   diag(d)              R = diag(√d)             squared and logistic errors
+    softmax    w (diag(p) − ppᵀ)    R = √w (diag(√p) − p√pᵀ)   cross-entropy over classes
 """
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from krylov_descent.losses import OutputHessian
 
-# Per sample, or position: the matrix and its eigenvectors are formed for each.
-LARGEST_DENSE = 64
+Form = Literal["diagonal"] | int
+"""Of H_E: diagonal, or a softmax over the classes in this dimension of a single output."""
+
 AGREEMENT = 1e-3
 
 
-def is_diagonal(hessian: OutputHessian, outputs: list[Tensor]) -> bool | None:
-    """Whether H_E acts on each output by itself, as that of squared and logistic losses does.
+def form_of(hessian: OutputHessian, outputs: list[Tensor]) -> Form | None:
+    """Which form H_E has at these outputs; None where it is zero or not finite.
 
-    None where it is not finite.
+    Args:
+        hessian: v → H_E v.
+        outputs: z, with a batch in dimension 0.
+
+    Raises:
+        ValueError: it has neither form.
     """
-    signs = [signs_like(z) for z in outputs]
-    found = hessian(signs)
-    alone = [d * s for d, s in zip(_row_sums(hessian, outputs), signs, strict=True)]
-    error = sum(float((a - b).double().norm()) for a, b in zip(found, alone, strict=True))
-    size = sum(float(a.double().norm()) for a in found)
-    return error <= AGREEMENT * size if math.isfinite(error + size) else None
+    probe = _probe(outputs)
+    found = hessian(probe)
+    size = math.hypot(*(float(h.double().norm()) for h in found))
+    if size == 0 or not math.isfinite(size):
+        return None
+    row_sums = hessian([torch.ones_like(z) for z in outputs])
+    if _agree(found, [d * v for d, v in zip(row_sums, probe, strict=True)], size):
+        return "diagonal"
+    if len(outputs) == 1:
+        z, v = outputs[0], probe[0]
+        for dimension in sorted({1, z.dim() - 1} & set(range(1, z.dim()))):
+            p, weight = _softmax(hessian, z, dimension)
+            if _agree(found, [weight * (p * v - p * (p * v).sum(dimension, True))], size):
+                return dimension
+    raise ValueError(
+        "`preconditioner='kronecker'` needs a loss whose second derivative in the outputs is "
+        "diagonal, as that of squared and logistic errors, or that of a cross-entropy over classes "
+        f"in dimension 1 or the last one; found neither for outputs of shape "
+        f"{[tuple(z.shape) for z in outputs]}: use 'fisher-diagonal'"
+    )
 
 
-def root_times_signs(
-    hessian: OutputHessian, outputs: list[Tensor], *, diagonal: bool
-) -> list[Tensor]:
+def root_times_signs(hessian: OutputHessian, outputs: list[Tensor], form: Form) -> list[Tensor]:
     """Rs for each of the output tensors; negative curvature counts as none.
 
     Args:
         hessian: v → H_E v.
-        outputs: z, of any shape if H_E is diagonal, else one tensor [m, C, …].
-        diagonal: what `is_diagonal` found.
+        outputs: z.
+        form: of H_E.
 
-    Cost: a product with H_E, or C of them and the eigenvectors of a C × C matrix per sample.
-
-    Raises:
-        ValueError: H_E is not diagonal, and larger than can be formed.
+    Cost: a product with H_E.
     """
-    if diagonal:
-        sums = _row_sums(hessian, outputs)
-        return [d.clamp(min=0).sqrt() * signs_like(z) for d, z in zip(sums, outputs, strict=True)]
-    if len(outputs) > 1 or outputs[0].dim() < 2 or outputs[0].shape[1] > LARGEST_DENSE:
-        raise ValueError(
-            "`preconditioner='kronecker'` needs a loss whose second derivative in the outputs is "
-            "diagonal, as that of squared and logistic errors, or one over up to "
-            f"{LARGEST_DENSE} classes in dimension 1 of a single output, found "
-            f"{[tuple(z.shape) for z in outputs]}: use 'fisher-diagonal'"
-        )
-    z = outputs[0]
-    columns = []
-    for c in range(z.shape[1]):
-        unit = torch.zeros_like(z)
-        unit[:, c] = 1
-        columns.append(hessian([unit])[0].movedim(1, -1))
-    full = torch.promote_types(z.dtype, torch.float32)  # eigh knows no half precision
-    values, vectors = torch.linalg.eigh(torch.stack(columns, -1).to(full))
-    signs = signs_like(z).movedim(1, -1).to(full).unsqueeze(-1)
-    roots = vectors @ (values.clamp(min=0).sqrt().unsqueeze(-1) * signs)
-    return [roots.squeeze(-1).movedim(-1, 1).to(z.dtype)]
+    if form == "diagonal":
+        row_sums = hessian([torch.ones_like(z) for z in outputs])
+        roots = [d.clamp(min=0).sqrt() for d in row_sums]
+        return [root * s for root, s in zip(roots, signs_like(outputs), strict=True)]
+    (z,), (s,) = outputs, signs_like(outputs)
+    p, weight = _softmax(hessian, z, form)
+    root = p.sqrt()
+    return [weight.sqrt() * (root * s - p * (root * s).sum(form, True))]
 
 
-def signs_like(z: Tensor) -> Tensor:
-    """±1 in the shape of z, by its positions alone: the same on every machine and at every step.
+def signs_like(tensors: list[Tensor]) -> list[Tensor]:
+    """±1 in the shape of each, by positions alone: the same on every machine and at every step.
 
-    The bits are those of SplitMix64, a random generator that is a function of a counter, so that
-    it can be recorded as a CUDA graph.
+    A hash of the position, as counter-based random generators have it (SplitMix64's multipliers),
+    so that it can be recorded as a CUDA graph. Positions count on from tensor to tensor.
     """
-    x = torch.arange(1, z.numel() + 1, device=z.device) * -7046029254386353131
-    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
-        x = (x ^ (x >> shift)) * factor
-    return ((x ^ (x >> 31)) & 1).mul_(2).sub_(1).to(z.dtype).reshape(z.shape)
+    signs, first = [], 1
+    for z in tensors:
+        x = torch.arange(first, first + z.numel(), device=z.device) * -7046029254386353131
+        for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+            x = (x ^ (x >> shift)) * factor
+        signs.append(((x ^ (x >> 31)) & 1).mul_(2).sub_(1).to(z.dtype).reshape(z.shape))
+        first += z.numel()
+    return signs
 
 
-def _row_sums(hessian: OutputHessian, outputs: list[Tensor]) -> list[Tensor]:
-    """H_E 1, which is its diagonal if it has nothing else."""
-    return hessian([torch.ones_like(z) for z in outputs])
+def _softmax(hessian: OutputHessian, z: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
+    """p, and the w with which H_E is closest to w (diag(p) − ppᵀ): class weights, 0 if ignored."""
+    (v,) = _probe([z])
+    (found,) = hessian([v])
+    p = z.detach().softmax(dimension)
+    unit = p * v - p * (p * v).sum(dimension, True)
+    weight = (found * unit).sum(dimension, True) / (unit * unit).sum(dimension, True)
+    return p, torch.where(weight > 0, weight, 0.0)
+
+
+def _probe(outputs: list[Tensor]) -> list[Tensor]:
+    """Along no special direction: cosines of the positions."""
+    probes, first = [], 1
+    for z in outputs:
+        positions = torch.arange(first, first + z.numel(), device=z.device)
+        probes.append(positions.cos().to(z.dtype).reshape(z.shape))
+        first += z.numel()
+    return probes
+
+
+def _agree(found: list[Tensor], expected: list[Tensor], size: float) -> bool:
+    errors = [float((a - b).double().norm()) for a, b in zip(found, expected, strict=True)]
+    return math.hypot(*errors) <= AGREEMENT * size

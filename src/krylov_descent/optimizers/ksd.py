@@ -105,7 +105,7 @@ class KSD(DataOptimizer):
     | --- | --- |
     | basis | K + m |
     | previous steps (kept between steps); copies of them when the basis begins | m; m |
-    | preconditioner (kept between steps) | 1 |
+    | preconditioner (kept between steps; Kronecker factors see there) | 1 |
     | gradient on A (basis); copy of the parameters and gradient on C (search) | 1 to 2 |
     | working vectors | 2 to 3 |
     | together at most | K + 8 with m = 1, else K + 3m + 3 |
