@@ -6,8 +6,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-# Told apart without colour.
-DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)))
+# Told apart without colour as far as that goes; of two lines of one colour, the first and the
+# eleventh, they differ.
+DASHES = ("-", "--", "-.", ":")
+CROWDED = 6  # lines; with more the legend stands beside the panels, once, and not on them
 SALT = "krylov-descent"  # identifiers in the file depend on it, and on chance without it
 
 
@@ -37,7 +39,10 @@ def draw(
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.4 * len(panels), 4.2), layout="constrained")
+    names = [[line.name for line in lines] for lines in panels.values()]
+    beside = len(names[0]) > CROWDED and all(other == names[0] for other in names)
+    size = (5.4 * len(panels) + 2.2 * beside, 4.2)
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasSVG(figure)
     for index, (label, lines) in enumerate(panels.items()):
         axes = figure.add_subplot(1, len(panels), index + 1)
@@ -51,6 +56,10 @@ def draw(
             axes.axhline(levels[label], color="grey", linewidth=0.8)
         axes.set(xlabel=x_label, ylabel=label, xscale="log", yscale=y_scale)
         axes.grid(visible=True, which="both", alpha=0.25)
-        axes.legend(fontsize="small")
+        if not beside:
+            axes.legend(fontsize="small")
+    if beside:
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, fontsize="small", loc="outside right upper")
     with mpl.rc_context({"svg.hashsalt": SALT, "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None})

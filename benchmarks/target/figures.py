@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.figures import Line, draw
 from benchmarks.parts import Figure, Section, Sections
-from benchmarks.target.cells import KEYS, RACES, Cell
+from benchmarks.target.cells import KEYS, RACES, SEEDS, Cell
 from benchmarks.target.methods import METHODS
 from benchmarks.target.tables import median_time, seeds_of
 
@@ -19,13 +19,13 @@ def ratios(sections: Sections, device: str) -> Profile:
     """Of each method, on every target that some method reached: its time over the best one's.
 
     Infinity where it did not reach the target. The targets are those of the races that KSD has
-    run, the methods those that have run all of these.
+    run, the methods those that have run all of these, if with one seed.
     """
     targets = {
         (race, error): {
             method: time
             for method in METHODS
-            if (time := median_time(sections, race, method, error)) is not None
+            if (time := median_time(sections, race, method, error, seeds=1)) is not None
         }
         for race in RACES[device]
         for error in ("train", "test")
@@ -42,12 +42,13 @@ def ratios(sections: Sections, device: str) -> Profile:
 
 def profile(sections: Sections, device: torch.device, path: Path) -> None:
     """Dolan and Moré's: the part of the targets that a method reaches within τ times the best."""
-    lines = []
-    for method, values in ratios(sections, device.type).items():
-        reached = sorted(value for value in values if value < math.inf)
-        x = [1.0, *reached, max([10.0, *reached]) * 1.2]
+    lines, found = [], ratios(sections, device.type)
+    finite = [value for values in found.values() for value in values if value < math.inf]
+    end = 1.2 * max([10.0, *finite])
+    for method, values in found.items():
+        x = [1.0, *sorted(value for value in values if value < math.inf), end]
         counts = [sum(value <= at for value in values) / len(values) for at in x]
-        lines.append(Line(METHODS[method].title, x, counts))
+        lines.append(Line(f"{METHODS[method].title}{_seeds(sections, device, method)}", x, counts))
     draw(
         path,
         {"part of the targets reached": lines},
@@ -55,6 +56,13 @@ def profile(sections: Sections, device: torch.device, path: Path) -> None:
         y_scale="linear",
         steps=True,
     )
+
+
+def _seeds(sections: Sections, device: torch.device, method: str) -> str:
+    """What to say of a method with fewer seeds than three on some problem: the fewest."""
+    counts = [len(seeds_of(sections, race, method)) for race in RACES[device.type]]
+    fewest = min(count for count in counts if count)
+    return "" if fewest == len(SEEDS) else f" ({fewest} of {len(SEEDS)} seeds)"
 
 
 def curves(race: str, sections: Sections, device: torch.device, path: Path) -> None:
