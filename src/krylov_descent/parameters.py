@@ -56,11 +56,15 @@ class FlatParameters:
         return cls([p for p, _ in trainable], [decay for _, decay in trainable])
 
     def same_as(self, other: "FlatParameters") -> bool:
-        """Whether both see the same tensors in the same order with the same weight decay."""
+        """Whether both see the same tensors in the same order with the same weight decay.
+
+        `model.double()` makes something else of the same tensors.
+        """
         return (
             len(self.tensors) == len(other.tensors)
             and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
             and self.weight_decay == other.weight_decay
+            and (self.dtype, self.device) == (other.dtype, other.device)
         )
 
     def copy(self) -> Tensor:

@@ -114,7 +114,8 @@ class FisherDiagonal(Diagonal):
         largest = found.squares.max()
         # Without a host decision: where the largest is zero, everything becomes one.
         one = torch.ones_like(largest)
-        if self.diagonal.shape != found.squares.shape or self.diagonal.device != one.device:
+        kinds = [(t.shape, t.dtype, t.device) for t in (self.diagonal, found.squares)]
+        if kinds[0] != kinds[1]:
             self.diagonal = torch.empty_like(found.squares)
         relative = found.squares.div_(torch.where(largest > 0, largest, one))
         floor = torch.where(largest > 0, self._epsilon * one, one)

@@ -1,12 +1,13 @@
 """KSD with parameter groups, frozen parameters, hooks, GradScaler, autocast and buffers."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent import KSD, Status
+from krylov_descent import KSD, FirstOrder, HessianFree, NonlinearCG, Status
 from krylov_descent.optimizers.ksd import PREVIOUS_STEP
 
 
@@ -141,6 +142,34 @@ def test_parameters_keep_their_storage() -> None:
 
 
 # Hooks --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        partial(KSD, dimension=3),
+        partial(KSD, dimension=3, preconditioner="kronecker"),
+        HessianFree,
+        NonlinearCG,
+        partial(FirstOrder, optimizer=torch.optim.Adam, batch_size=10),
+    ],
+)
+def test_the_model_may_change_its_precision_between_steps(make_optimizer: Any) -> None:
+    model, (x, y) = network(), samples()
+    optimizer = make_optimizer(model, nn.MSELoss())
+    losses = [optimizer.step((x, y)).loss for _ in range(2)]
+    model.double()
+    losses += [optimizer.step((x.double(), y.double())).loss for _ in range(2)]
+    vectors = [
+        t
+        for p in model.parameters()
+        for t in optimizer.state[p].values()
+        if isinstance(t, Tensor) and t.shape == p.shape
+    ]
+    assert {t.dtype for t in vectors} <= {torch.float64}
+    model.float()
+    losses += [optimizer.step((x, y)).loss for _ in range(2)]
+    assert losses[-1] < losses[2] < losses[0]
 
 
 def test_step_hooks_are_called_around_the_step() -> None:

@@ -157,6 +157,7 @@ class DataOptimizer(torch.optim.Optimizer):
         self.check_group()
         with ranks.own_work():
             self.objective.refresh(self.param_groups)
+            self._let_state_follow()
         if ranks.together:
             check_alike(ranks, self._description(), self.objective.parameters.tensors)
         network = self.objective.network
@@ -164,6 +165,14 @@ class DataOptimizer(torch.optim.Optimizer):
             yield self.objective
         ranks.raise_own_failure()
         self.param_groups[0]["steps"] = self.steps + 1
+
+    def _let_state_follow(self) -> None:
+        """Where the model was given another dtype since the last step, so are the vectors kept."""
+        for p in self.objective.parameters.tensors:
+            state = self.state.get(p, {})
+            for key, kept in state.items():
+                if isinstance(kept, Tensor) and kept.shape == p.shape:
+                    state[key] = kept.to(p.device, p.dtype)
 
     def check_group(self) -> None:
         """Refuse a process group that came too late, or one that the method does not sum over."""
