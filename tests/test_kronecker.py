@@ -1,6 +1,5 @@
 """D from Kronecker factors, against dense matrices in float64."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -8,11 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import (
-    KSD,
     Evaluation,
     KroneckerFactors,
     Objective,
-    Status,
     layer_moments,
 )
 from krylov_descent.batches import Batch
@@ -240,14 +237,6 @@ def test_no_curvature_at_all() -> None:
     assert float(torch.linalg.eigvalsh(D).min()) > 0
 
 
-def test_an_empty_parameter_is_no_matter() -> None:
-    model = nn.Linear(3, 2).double()
-    model.extra = nn.Parameter(torch.empty(0, dtype=torch.float64))
-    data = torch.randn(5, 3).double(), torch.randn(5, 2).double()
-    optimizer = KSD(model, nn.MSELoss(), dimension=2, preconditioner="kronecker")
-    assert optimizer.step(data).status is Status.MOVED
-
-
 def test_weight_decay_of_each_group_is_damping() -> None:
     problem = make("mlp", "mse")
     first, last = (list(problem.model[i].parameters()) for i in (0, 2))  # type: ignore[index]
@@ -308,120 +297,3 @@ def test_it_is_made_by_name_and_updated_in_place() -> None:
     reference = learnt(problem.model, problem.loss, problem.data, 1e-2 * KRONECKER_DAMPING)
     for ours, theirs in zip(found.tensors, reference.tensors, strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-# In a step ----------------------------------------------------------------------------------------
-
-
-def regression() -> tuple[nn.Linear, Tensor, Tensor]:
-    """Inputs that are strongly correlated: in coordinates, a diagonal says little."""
-    torch.manual_seed(0)
-    mixing = torch.linalg.qr(torch.randn(20, 20).double())[0] * torch.logspace(0, -2, 20)
-    x = torch.randn(500, 20).double() @ mixing.double() @ torch.randn(20, 20).double()
-    y = x @ torch.randn(20, 1).double() + 0.1 * torch.randn(500, 1).double()
-    return nn.Linear(20, 1).double(), x, y
-
-
-@torch.no_grad()
-def excess(model: nn.Linear, x: Tensor, y: Tensor) -> float:
-    X = torch.cat([x, torch.ones(len(x), 1).double()], 1)
-    best = (y - X @ torch.linalg.lstsq(X, y).solution).square().mean()
-    return float((y - model(x)).square().mean() - best) / float(best)
-
-
-def test_a_single_direction_is_that_of_newton() -> None:
-    found = {}
-    for preconditioner in (KroneckerFactors(1e-20), "fisher-diagonal"):
-        model, x, y = regression()
-        KSD(model, nn.MSELoss(), dimension=1, subset_size=1.0, preconditioner=preconditioner).step(
-            (x, y)
-        )
-        found[type(preconditioner).__name__] = excess(model, x, y)
-    assert found["KroneckerFactors"] < 1e-6
-    assert found["str"] > 1
-
-
-@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
-@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian", "fisher"])
-@pytest.mark.parametrize("name", ["mlp", "conv", "attention"])
-def test_steps_go_down(name: str, curvature: Any, loss: str) -> None:
-    problem = make(name, loss)
-    before = dense.value(problem)
-    optimizer = KSD(
-        problem.model,
-        problem.loss,
-        dimension=4,
-        curvature=curvature,
-        preconditioner="kronecker",
-    )
-    assert optimizer.step(problem.data).status is Status.MOVED
-    assert dense.value(problem) < before
-
-
-def test_resuming_goes_on_bit_for_bit() -> None:
-    torch.manual_seed(0)
-    x, y = torch.randn(60, 5), torch.randn(60, 3)
-
-    def start() -> tuple[nn.Module, KSD]:
-        torch.manual_seed(1)
-        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
-        options: dict[str, Any] = {"dimension": 3, "subset_size": 20, "preconditioner": "kronecker"}
-        return model, KSD(model, nn.MSELoss(), **options)
-
-    model, optimizer = start()
-    for _ in range(2):
-        optimizer.step((x, y))
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    twin, resumed = start()
-    twin.load_state_dict(saved[0])
-    resumed.load_state_dict(saved[1])
-    for _ in range(2):
-        optimizer.step((x, y))
-        resumed.step((x, y))
-    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_a_loss_of_another_form_leaves_the_parameters_alone() -> None:
-    model = nn.Linear(3, 4)
-    before = copy.deepcopy(model.state_dict())
-    optimizer = KSD(
-        model, lambda z, y: z.sum(1) ** 2 + z[:, 0] ** 2, dimension=2, preconditioner="kronecker"
-    )
-    with pytest.raises(ValueError, match="use 'fisher-diagonal'"):
-        optimizer.step((torch.randn(10, 3), torch.arange(10)))
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key])
-
-
-def test_what_is_not_finite_on_b_is_told() -> None:
-    torch.manual_seed(0)
-    model, x, y = nn.Linear(3, 4), torch.randn(10, 3), torch.arange(10) % 4
-    optimizer = KSD(model, nn.CrossEntropyLoss(), dimension=2, preconditioner="kronecker")
-    assert optimizer.step((x, y)).status is Status.MOVED
-    result = optimizer.step((x, y), curvature_data=(x * torch.nan, y))
-    assert result.status is Status.NOT_FINITE
-    assert "a curvature product on B is not finite" in result.reason
-    assert optimizer.step((x, y)).status is Status.MOVED
-
-
-def test_a_loss_in_other_units_makes_the_same_step() -> None:
-    """Squares of gradients have the square of the unit, the curvature has the unit."""
-
-    def loss_after(unit: float) -> float:
-        def loss(z: Tensor, y: Tensor) -> Tensor:
-            return unit * ((z - y) ** 2).mean(1)
-
-        problem = make("conv", "mse")
-        options: dict[str, Any] = {"preconditioner": "kronecker", "epsilon": 1e-2}
-        optimizer = KSD(problem.model, loss, dimension=2, **options)
-        return optimizer.step(problem.data).loss_after / unit
-
-    found = [loss_after(unit) for unit in (0.01, 1.0, 100.0)]
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
-    assert found[2] == pytest.approx(found[1], rel=1e-6)
-
-
-def test_a_sharded_basis_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`basis='sharded'`.*KroneckerFactors"):
-        KSD(nn.Linear(2, 1), nn.MSELoss(), basis="sharded", preconditioner="kronecker")

@@ -85,8 +85,7 @@ class KroneckerFactors:
         self._squares: Tensor | None = None
         self._diagonal = torch.empty(0)
         self._blocks: list[_Block] = []
-        self._sizes: list[int] = []
-        self._shapes: list[torch.Size] = []
+        self._parameters: FlatParameters | None = None
         self._form: tuple[Findings, Form] | None = None
 
     @property
@@ -125,7 +124,7 @@ class KroneckerFactors:
     def learn(self, objective: Objective, batches: Sequence[Batch]) -> None:
         """The factors, from this rank's samples of B."""
         parameters, ranks = objective.parameters, objective.ranks
-        self._sizes, self._shapes = parameters.sizes, [p.shape for p in parameters.tensors]
+        self._parameters = parameters
         places = linear_places(objective.network)
         total = parameters.tensors[0].new_zeros(sum(place.numbers for place in places))
         normaliser, distrusted = 0.0, [0.0] * len(places)
@@ -158,7 +157,8 @@ class KroneckerFactors:
         return result
 
     def _apply(self, vector: Tensor, result: Tensor, *, inverse: bool) -> None:
-        given, pieces = self._pieces(vector), self._pieces(result)
+        assert self._parameters is not None, "learn comes first"
+        given, pieces = self._parameters.pieces(vector), self._parameters.pieces(result)
 
         def apply(block: _Block) -> None:
             place = block.place
@@ -175,10 +175,6 @@ class KroneckerFactors:
 
         with forward_precision():  # one is to be the other's inverse
             side_by_side([partial(apply, block) for block in self._blocks])
-
-    def _pieces(self, vector: Tensor) -> list[Tensor]:
-        parts = vector.split(self._sizes)
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     # From samples to factors ------------------------------------------------------------------
 
