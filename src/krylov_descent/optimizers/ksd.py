@@ -94,7 +94,8 @@ class KSD(DataOptimizer):
 
     Under an initialised process group (`torchrun`) each rank gives its own part of the data to
     `step`, of any size, and gets the result of one process on all of them (with Kronecker factors
-    one that is as good); B and C are drawn from all of them. Every rank must call `step`, with the same model and options.
+    one that is as good); B and C are drawn from all of them. Every rank must call `step`, with the
+    same model and options.
 
     Cost of a step, in gradients over one sample: |A|·4/3 + (K + m)·|B|·4/3 + evaluations·|C|,
     with about K evaluations.
