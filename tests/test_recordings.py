@@ -81,7 +81,7 @@ def test_recorded_factors_are_the_plain_ones(loss: nn.Module) -> None:
         with torch.no_grad():
             for p in net.parameters():
                 p.add_(0.1 * torch.randn_like(p))
-    assert "factors" in objectives[0].recordings._held
+    assert any(name.startswith("factors") for name in objectives[0].recordings._held)
 
 
 def test_what_the_second_step_records_serves_those_that_follow() -> None:

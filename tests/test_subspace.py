@@ -13,9 +13,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from krylov_descent.preconditioner import Diagonal, Identity
+from krylov_descent.preconditioner import Diagonal, Identity, Metric
 from krylov_descent.subspace import Coordinates, Subspace, krylov_basis
 from tests.matrices import eigenbasis, numbers, symmetric
+
+
+class Dear:
+    """D as any matrix might be given: nothing says that it is diagonal."""
+
+    def __init__(self, diagonal: Tensor) -> None:
+        self.diagonal, self.multiplied = diagonal, 0
+
+    def solve(self, vector: Tensor) -> Tensor:
+        return vector / self.diagonal
+
+    def multiply(self, vector: Tensor) -> Tensor:
+        self.multiplied += 1
+        return vector * self.diagonal
+
+
+MADE_BY: list[Callable[[Tensor], Metric]] = [Diagonal]  # D, in the next `build`
+
+
+@pytest.fixture(scope="module", params=[Diagonal, Dear], autouse=True)
+def metric(request: pytest.FixtureRequest) -> None:
+    """Everything below holds for both."""
+    MADE_BY[:] = [request.param]
 
 
 def build(
@@ -29,7 +52,7 @@ def build(
         products += 1
         return H @ v
 
-    return krylov_basis(product, Diagonal(D), g, list(previous), dimension), products
+    return krylov_basis(product, MADE_BY[0](D), g, list(previous), dimension), products
 
 
 def outside(subspace: Subspace, vector: Tensor) -> float:
@@ -211,6 +234,15 @@ def test_combine_and_project_keep_vectors_in_their_dtype_and_small_ones_in_float
     subspace, _ = build(H, ONES.float(), G.float(), [], 4)
     assert subspace.combine(numbers(4)).dtype == torch.float32
     assert subspace.project(G.float()).dtype == torch.float64
+
+
+def test_a_matrix_is_multiplied_with_once_for_each_previous_step() -> None:
+    H, g = symmetric(SPECTRA["indefinite"]), G
+    D = Dear(DIAGONAL)
+    found = krylov_basis(lambda v: H @ v, D, g, [D_PREV, numbers(N, seed=4)], 8)
+    assert D.multiplied == 2
+    expected = krylov_basis(lambda v: H @ v, Diagonal(DIAGONAL), g, [D_PREV, numbers(N, seed=4)], 8)
+    torch.testing.assert_close(found.basis, expected.basis, rtol=1e-9, atol=1e-9)
 
 
 # Breakdown -------------------------------------------------------------------------------

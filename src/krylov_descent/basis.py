@@ -204,6 +204,7 @@ class StoredBasis:
     Attributes:
         stored: the rows as they are kept.
         count: how many rows there are.
+        plain: whether they are kept as vectors are.
         dtype: of the vectors that it takes and gives.
         device: of them.
 
@@ -222,10 +223,16 @@ class StoredBasis:
             device=device,
             pin_memory=self._fetched,
         )
-        self._plain = self.stored.dtype == like.dtype and self.stored.device == like.device
+        self.plain = self.stored.dtype == like.dtype and self.stored.device == like.device
         # One stream for all copies to and from the host, which so keep their order.
         self._copies = torch.cuda.Stream(like.device) if self._fetched else None
         self.count = slots
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many rows there may be, and m."""
+        slots, size = self.stored.shape
+        return slots, size
 
     @property
     def rounded(self) -> bool:
@@ -268,7 +275,7 @@ class StoredBasis:
 
     def times(self, rows: slice, vector: Tensor) -> Tensor:
         """The inner products of some rows with a vector [m]."""
-        if self._plain:
+        if self.plain:
             return self.stored[rows] @ vector
         total = vector.new_zeros(rows.stop - rows.start)
         for columns, block in self._blocks(rows):
@@ -277,7 +284,7 @@ class StoredBasis:
 
     def combine(self, rows: slice, coefficients: Tensor) -> Tensor:
         """Σ c_k row k over some rows as a new vector [m]."""
-        if self._plain:
+        if self.plain:
             return self.stored[rows].t() @ coefficients
         result = coefficients.new_empty(self.stored.shape[1])
         for columns, block in self._blocks(rows):
@@ -286,7 +293,7 @@ class StoredBasis:
 
     def subtracted(self, vector: Tensor, rows: slice, coefficients: Tensor) -> Tensor:
         """The vector [m] less what `combine` gives; overwrites it."""
-        if self._plain:
+        if self.plain:
             return vector.addmv_(self.stored[rows].t(), coefficients, alpha=-1)
         return vector.sub_(self.combine(rows, coefficients))
 
@@ -297,11 +304,11 @@ class StoredBasis:
         matrices would hold a copy of them, one row after another.
         """
         rows = slice(0, self.count)
-        if self._plain and self.stored.is_cuda:
+        if self.plain and self.stored.is_cuda:
             with forward_precision():
                 return self.stored[rows] @ self.stored[rows].t()
         found = torch.zeros(self.count, self.count, dtype=self.dtype, device=self.device)
-        if self._plain:
+        if self.plain:
             for k in range(self.count):
                 found[k, : k + 1] = self.stored[: k + 1] @ self.stored[k]
             return found

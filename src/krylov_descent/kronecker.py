@@ -11,8 +11,8 @@ and λ, and π² the ratio of mean eigenvalues. What is not the weight or bias o
 the Fisher diagonal.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples
 from krylov_descent.double_backward import floating
+from krylov_descent.kronecker_block import Block
 from krylov_descent.layer_moments import LinearPlace, linear_places, means_of, sums_of
 from krylov_descent.linear_layers import side_by_side
 from krylov_descent.network import Network
@@ -30,37 +31,6 @@ from krylov_descent.parameters import FlatParameters
 from krylov_descent.precision import forward_precision
 from krylov_descent.probes import Findings
 from krylov_descent.sums import Evaluation
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """D of one layer, with the factors A and G, damped, and their inverses."""
-
-    place: LinearPlace
-    of_inputs: Tensor
-    of_outputs: Tensor
-    inverse_of_inputs: Tensor
-    inverse_of_outputs: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.of_inputs, self.of_outputs, self.inverse_of_inputs, self.inverse_of_outputs
-
-    def fill(self, A: Tensor, G: Tensor, gamma: Tensor) -> None:
-        """In place, by way of a Cholesky factor L: the inverse is L⁻ᵀL⁻¹."""
-        # Of a layer that nothing goes into, or comes back to, any π will do.
-        ratio = (A.trace() / len(A)) / (G.trace() / len(G))
-        pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
-        for factor, held, inverse, damping in (
-            (A, self.of_inputs, self.inverse_of_inputs, gamma * pi),
-            (G, self.of_outputs, self.inverse_of_outputs, gamma / pi),
-        ):
-            held.copy_(factor)
-            held.diagonal().add_(damping)
-            lower = torch.linalg.cholesky_ex(held)[0]
-            eye = torch.eye(len(held), dtype=held.dtype, device=held.device)
-            root = torch.linalg.solve_triangular(lower, eye, upper=False)
-            torch.mm(root.t(), root, out=inverse)
 
 
 class KroneckerFactors:
@@ -84,7 +54,7 @@ class KroneckerFactors:
         self._epsilon = epsilon
         self._squares: Tensor | None = None
         self._diagonal = torch.empty(0)
-        self._blocks: list[_Block] = []
+        self._blocks: list[Block] = []
         self._parameters: FlatParameters | None = None
         self._form: tuple[Findings, Form] | None = None
 
@@ -115,22 +85,59 @@ class KroneckerFactors:
                 trusted = objective.network.trusted_layers
                 places = [p for p in linear_places(objective.network) if p.name in trusted]
                 without = float(len(_covered(places)) < len(objective.parameters.tensors))
-                # On a GPU the gradient of a small model is recorded together with its squares.
-                without = max(without, float(objective.recordings.possible))
             elif isinstance(samples, InMemory):  # a rank without samples has no say
                 without = 0.0
         return bool(objective.ranks.sum_numbers(torch.tensor([without], dtype=torch.float64)) > 0)
 
     def learn(self, objective: Objective, batches: Sequence[Batch]) -> None:
         """The factors, from this rank's samples of B."""
+        self._parameters = objective.parameters
+        if not self._replay(objective, batches):
+            self._learn_from(objective, batches)
+        self._squares = None
+
+    def _replay(self, objective: Objective, batches: Sequence[Batch]) -> bool:
+        """All of it as one CUDA graph; False where that is not possible."""
+        recordings = objective.recordings
+        if not recordings.possible or objective.ranks.together or len(batches) != 1:
+            return False
+        (batch,) = batches
+        if not objective.may_record(batch):
+            return False
+        form, trusted = self._form_in_outputs(objective, batch), objective.network.trusted_layers
+        places = [place for place in linear_places(objective.network) if place.name in trusted]
+        self._make_room(places, objective.parameters)
+
+        def make(network: Network, batch: Batch, normaliser: Tensor, *squares: Tensor) -> None:
+            sums = sums_of(network, batch, places, form)
+            self._make(places, sums, normaliser, network.parameters, *squares)
+
+        normaliser = objective.network.loss.normaliser(batch.targets, batch.size)
+        recording = recordings.load(
+            f"factors, {form}",  # which may be known later than the rest
+            make,
+            batch,
+            torch.as_tensor(normaliser, dtype=self._diagonal.dtype, device=self._diagonal.device),
+            *([] if self._squares is None else [self._squares]),
+            fixed=self.tensors,
+        )
+        if recording is None:
+            return False
+        recording()
+        if not bool(recordings.still_true(batch)):
+            recordings.clear()
+            return False
+        return True
+
+    def _learn_from(self, objective: Objective, batches: Sequence[Batch]) -> None:
         parameters, ranks = objective.parameters, objective.ranks
-        self._parameters = parameters
         places = linear_places(objective.network)
         total = parameters.tensors[0].new_zeros(sum(place.numbers for place in places))
         normaliser, distrusted = 0.0, [0.0] * len(places)
         with ranks.own_work():
             for batch in batches:
-                total += self._sums(objective, batch, places, alone=len(batches) == 1)
+                form = self._form_in_outputs(objective, batch)
+                total += sums_of(objective.network, batch, places, form)
                 normaliser += float(objective.network.loss.normaliser(batch.targets, batch.size))
             if batches:
                 trusted = objective.network.trusted_layers
@@ -140,9 +147,10 @@ class KroneckerFactors:
         normaliser, *distrusted = ranks.sum_numbers(numbers).tolist()
         sums = ranks.sum_vector(total).split([place.numbers for place in places])
         kept = [i for i, count in enumerate(distrusted) if not count]
-        means = [means_of(sums[i], places[i], normaliser) for i in kept]
-        self._make([places[i] for i in kept], means, parameters)
-        self._squares = None
+        trusted_places = [places[i] for i in kept]
+        self._make_room(trusted_places, parameters)
+        found = torch.cat([total[:0], *(sums[i] for i in kept)])
+        self._make(trusted_places, found, total.new_tensor(normaliser), parameters, self._squares)
 
     def solve(self, vector: Tensor) -> Tensor:
         """G⁻¹VA⁻¹ of each layer, the rest divided by the diagonal."""
@@ -159,39 +167,11 @@ class KroneckerFactors:
     def _apply(self, vector: Tensor, result: Tensor, *, inverse: bool) -> None:
         assert self._parameters is not None, "learn comes first"
         given, pieces = self._parameters.pieces(vector), self._parameters.pieces(result)
-
-        def apply(block: _Block) -> None:
-            place = block.place
-            matrix = given[place.weight]
-            if place.bias is not None:
-                matrix = torch.cat([matrix, given[place.bias].unsqueeze(1)], 1)
-            left, right = block.of_outputs, block.of_inputs
-            if inverse:
-                left, right = block.inverse_of_outputs, block.inverse_of_inputs
-            matrix = left @ matrix @ right
-            pieces[place.weight].copy_(matrix[:, : pieces[place.weight].shape[1]])
-            if place.bias is not None:
-                pieces[place.bias].copy_(matrix[:, -1])
-
         with forward_precision():  # one is to be the other's inverse
-            side_by_side([partial(apply, block) for block in self._blocks])
+            jobs = [partial(b.apply, given, pieces, inverse=inverse) for b in self._blocks]
+            side_by_side(jobs)
 
     # From samples to factors ------------------------------------------------------------------
-
-    def _sums(
-        self, objective: Objective, batch: Batch, places: list[LinearPlace], *, alone: bool
-    ) -> Tensor:
-        """Of a batch, what the factors are made of."""
-        form = self._form_in_outputs(objective, batch)
-
-        def sums(network: Network, batch: Batch) -> Tensor:
-            return sums_of(network, batch, places, form)
-
-        recording = None
-        if alone and objective.recordings.possible and objective.may_record(batch):
-            recording = objective.recordings.load("factors", sums, batch)
-        found: Tensor = sums(objective.network, batch) if recording is None else recording()
-        return found
 
     def _form_in_outputs(self, objective: Objective, batch: Batch) -> Form:
         """Of the loss's curvature in the outputs; asked until it is seen, and then once a model."""
@@ -204,63 +184,79 @@ class KroneckerFactors:
             self._form = objective.findings, found
         return self._form[1]
 
+    def _make_room(self, places: list[LinearPlace], parameters: FlatParameters) -> None:
+        """For D, where there is none of this kind: recorded kernels look for it where it was."""
+        like = parameters.tensors[0]
+        kind = parameters.numel, like.dtype, like.device
+        if kind != (self._diagonal.numel(), self._diagonal.dtype, self._diagonal.device):
+            self._diagonal = parameters.empty()
+        known = len(self._blocks) == len(places)
+        if not (known and all(map(Block.fits, self._blocks, places, [like] * len(places)))):
+            self._blocks = [Block.empty(place, like) for place in places]
+
     def _make(
         self,
         places: list[LinearPlace],
-        means: list[tuple[Tensor, Tensor]],
+        sums: Tensor,
+        normaliser: Tensor,
         parameters: FlatParameters,
+        squares: Tensor | None = None,
     ) -> None:
         """D out of factors and squares, scaled to a largest block or entry of about 1.
 
-        Without a stop for the host.
+        In place, and without a stop for the host.
+
+        Args:
+            places: of the layers that have factors.
+            sums: of each of them, flat, as `sums_of` has them.
+            normaliser: how many samples they count for.
+            parameters: of the model.
+            squares: mean squared gradients [n], where some parameter has no factors; overwritten.
         """
-        blocks = [A.norm() * G.norm() for A, G in means]
-        diagonal, largest = self._rest(places, means, parameters)
-        scale = torch.stack([*blocks, *largest] or [diagonal.new_zeros(())]).max()
+        each = sums.split([place.numbers for place in places])
+        means = [means_of(s, p, normaliser) for s, p in zip(each, places, strict=True)]
+        sizes = [A.norm() * G.norm() for A, G in means]
+        if squares is not None:
+            sizes += self._scale_rest(squares, places, means, parameters)
+        scale = torch.stack(sizes or [normaliser.new_zeros(())]).max()
         one = torch.ones_like(scale)
         epsilon = max(self._epsilon, torch.finfo(one.dtype).eps)
         floor = torch.where(scale > 0, epsilon * one, one)
         scale = torch.where(scale > 0, scale, one)
-        diagonal = diagonal.div_(scale).clamp_(min=floor) if largest else diagonal.fill_(1)
-        # In place where that is possible: recorded kernels look for them there.
-        kinds = [(t.shape, t.dtype, t.device) for t in (self._diagonal, diagonal)]
-        if kinds[0] != kinds[1]:
-            self._diagonal = torch.empty_like(diagonal)
-        self._diagonal.copy_(diagonal)
-        held = [(b.place, b.of_inputs.dtype, b.of_inputs.device) for b in self._blocks]
-        if held != [(place, one.dtype, one.device) for place in places]:
-            self._blocks = [
-                _Block(place, *(torch.empty_like(m) for m in (A, G, A, G)))
-                for place, (A, G) in zip(places, means, strict=True)
-            ]
+        if squares is None:
+            self._diagonal.fill_(1)
+        else:
+            torch.clamp(squares.div_(scale), min=floor, out=self._diagonal)
         with forward_precision():
+            jobs = list[Callable[[], None]]()
             for block, (A, G) in zip(self._blocks, means, strict=True):
                 decay = parameters.weight_decay[block.place.weight]
-                block.fill(A / scale.sqrt(), G / scale.sqrt(), (epsilon + decay / scale).sqrt())
+                gamma = (epsilon + decay / scale).sqrt()
+                jobs += block.fill(A / scale.sqrt(), G / scale.sqrt(), gamma)
+            side_by_side(jobs)
 
-    def _rest(
+    def _scale_rest(
         self,
+        squares: Tensor,
         places: list[LinearPlace],
         means: list[tuple[Tensor, Tensor]],
         parameters: FlatParameters,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The diagonal [n], in the units of the factors, and the largest entries that count.
+    ) -> list[Tensor]:
+        """The diagonal [n] in the units of the factors, in place; its largest entries that count.
 
         Squares of gradients are in other units than the curvature, where the loss is not a
         likelihood, and smaller where the model is right. Both are known of the layers that have
         factors, and the ratio of their traces makes one out of the other.
         """
-        if self._squares is None:
-            return parameters.empty(), []
-        pieces, covered = parameters.pieces(self._squares), _covered(places)
+        pieces, covered = parameters.pieces(squares), _covered(places)
         if means:
             curvature = torch.stack([A.trace() * G.trace() for A, G in means]).sum()
-            squares = torch.stack([pieces[i].sum() for i in sorted(covered)]).sum()
-            ratio = curvature / squares
-            self._squares.mul_(torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0))
-        parameters.add_decay_constant(self._squares)
+            known = torch.stack([pieces[i].sum() for i in sorted(covered)]).sum()
+            ratio = curvature / known
+            squares.mul_(torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0))
+        parameters.add_decay_constant(squares)
         rest = [i for i, piece in enumerate(pieces) if i not in covered and piece.numel()]
-        return self._squares, [pieces[i].max() for i in rest]
+        return [pieces[i].max() for i in rest]
 
 
 def _covered(places: list[LinearPlace]) -> set[int]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.basis import Placement, StoredBasis
+from krylov_descent.images import Images
 from krylov_descent.preconditioner import Metric
 
 Product = Callable[[Tensor], Tensor]
@@ -55,10 +56,12 @@ def fill_with_krylov_space(
 
     Cost: r products, D⁻¹ each. For a vector that follows k others these are read twice, 2kn
     multiply-adds, and for VᵀV all at the end, r²n. For each product, what the placement sends.
+    Where D is dear to multiply with, D times the rows is kept, too (`Images`), and read twice.
     """
     krylov = rows.count - len(previous_steps)
     curvature = gradient.new_zeros(rows.count, rows.count)
     lengths = gradient.new_zeros(rows.count)
+    images = Images(rows, metric)
     for slot in range(krylov, rows.count):
         rows.put(slot, placement.own(previous_steps.pop(0)))  # where they wait
 
@@ -72,14 +75,17 @@ def fill_with_krylov_space(
     def dot(a: Tensor, b: Tensor) -> Tensor:
         return placement.settled(placement.dots(a @ b))
 
-    def add(k: int, u: Tensor, squared: Tensor, before: Tensor) -> bool:
+    def add(k: int, u: Tensor, w: Tensor, taken: Tensor, squared: Tensor, before: Tensor) -> bool:
         """Make row k of what is left of u, of these squared lengths; False if it is seen to be 0.
 
-        What is stored less exactly cannot tell a smaller remainder from its own rounding.
+        Multiples of rows were taken from u, and w is Du with them. What is stored less exactly
+        cannot tell a smaller remainder from its own rounding.
         """
         least = max(BREAKDOWN_UNITS * torch.finfo(u.dtype).eps, rows.epsilon)
         vanished = squared <= least**2 * before
-        rows.put(k, u.mul_(torch.where(vanished, 0.0, squared.rsqrt())))
+        scale = torch.where(vanished, 0.0, squared.rsqrt())
+        rows.put(k, u.mul_(scale))
+        images.keep(k, w, taken, scale)
         lengths[k] = torch.where(vanished, 0.0, squared)
         # Reading a number costs a GPU a stop, and a CPU nothing. NaN goes on, and is found in H̄.
         return u.is_cuda or float(lengths[k]) != 0
@@ -88,29 +94,32 @@ def fill_with_krylov_space(
         """Row k of D⁻¹Hv, v the row before; on the way that one's row of H̄."""
         w = curved(k - 1)
         known, near = slice(0, k), slice(max(0, k - 2), k)
+        projected = curvature[k - 1, known]
         if rows.rounded:
-            curvature[k - 1, known] = times(known, w)
+            projected.copy_(times(known, w))
         along = times(near, w)
-        w.sub_(metric.multiply(rows.combine(near, along)))
+        w.sub_(images.combine(near, along))
         found = times(known, w)
         u = rows.subtracted(metric.solve(w), known, found)
-        found[near] += along
         if not rows.rounded:  # VᵀDV = 1, and so this is Vᵀ(Hv), too
-            curvature[k - 1, known] = found
+            projected.copy_(found)
+            projected[near] += along
         # uᵀw is uᵀDu, since u is orthogonal to the rows. All ranks must come to the same decision.
-        parts = torch.stack([placement.dots(u @ w), found @ found])
+        parts = torch.stack([placement.dots(u @ w), projected @ projected])
         squared, removed = placement.settled(parts).unbind()
-        return add(k, u, squared, squared + removed)
+        return add(k, u, w, found, squared, squared + removed)
 
     def add_previous(k: int) -> bool:
         """Row k of the previous step that waits there, orthogonalised twice."""
         u, known = rows.get(k).clone(), slice(0, k)
         w = metric.multiply(u)
         before = dot(u, w)
-        for _ in range(2):
-            u = rows.subtracted(u, known, times(known, w))
-            w = metric.multiply(u)
-        return add(k, u, dot(u, w), before)
+        taken = times(known, w)
+        u = rows.subtracted(u, known, taken)
+        w = images.less(w, u, taken)
+        taken = times(known, w)
+        u = rows.subtracted(u, known, taken)
+        return add(k, u, w, taken, dot(u, w), before)
 
     def measure(k: int) -> None:
         """The row of H̄ of a direction that no other follows from."""
@@ -119,7 +128,7 @@ def fill_with_krylov_space(
     own = placement.own(gradient)
     first = metric.solve(own)
     squared = dot(first, own)
-    alive = add(0, first, squared, squared)
+    alive = add(0, first, own, own[:0], squared, squared)
     del own, first
     for k in range(1, krylov):
         alive = alive and add_next(k)

@@ -110,7 +110,7 @@ def _moments(layer: LinearLayer, deltas: list[Tensor], place: LinearPlace) -> Te
     )
 
 
-def means_of(sums: Tensor, place: LinearPlace, normaliser: float) -> tuple[Tensor, Tensor]:
+def means_of(sums: Tensor, place: LinearPlace, normaliser: Tensor) -> tuple[Tensor, Tensor]:
     """A, a mean over rows, and G, over samples: with several calls their parts add up."""
     of_inputs, of_outputs, rows = sums.split([place.inputs**2, place.outputs**2, 1])
     return (

@@ -44,11 +44,16 @@ class Preconditioner(Metric, Protocol):
 
 
 @runtime_checkable
-class EntrywisePreconditioner(Preconditioner, Protocol):
-    """One that acts on each entry by itself, and so on a part of a vector."""
+class Entrywise(Metric, Protocol):
+    """A diagonal one, which acts on each entry by itself, and so on a part of a vector."""
 
     def part(self, part: slice) -> Metric:
         """D for this part of vectors."""
+
+
+@runtime_checkable
+class EntrywisePreconditioner(Preconditioner, Entrywise, Protocol):
+    """A preconditioner that acts on each entry by itself."""
 
 
 @runtime_checkable

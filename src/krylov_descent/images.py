@@ -1,0 +1,49 @@
+"""D times the rows of a basis, which orthogonality in D asks for."""
+
+from torch import Tensor
+
+from krylov_descent.basis import Storage, StoredBasis
+from krylov_descent.preconditioner import Entrywise, Metric
+
+
+class Images:
+    """DV, kept beside V where that takes less time than to multiply with D again.
+
+    That is where D does not act entry by entry. Not beside a basis that is kept in few digits, or
+    elsewhere for want of memory.
+
+    Args:
+        rows: V.
+        metric: D.
+
+    Memory: as much as the rows, where it is kept.
+    """
+
+    def __init__(self, rows: StoredBasis, metric: Metric) -> None:
+        self._rows, self._metric = rows, metric
+        self._kept: StoredBasis | None = None
+        if rows.plain and not isinstance(metric, Entrywise):
+            self._kept = StoredBasis(*rows.shape, rows.stored, Storage())
+
+    def combine(self, which: slice, coefficients: Tensor) -> Tensor:
+        """D times a combination of some rows, as a new vector."""
+        if self._kept is None:
+            return self._metric.multiply(self._rows.combine(which, coefficients))
+        return self._kept.combine(which, coefficients)
+
+    def less(self, w: Tensor, u: Tensor, taken: Tensor) -> Tensor:
+        """Du, given Du of before these multiples of the first rows were taken from u.
+
+        May overwrite that, w.
+        """
+        if self._kept is None:
+            return self._metric.multiply(u)
+        return self._kept.subtracted(w, slice(0, len(taken)), taken)
+
+    def keep(self, k: int, w: Tensor, taken: Tensor, scale: Tensor) -> None:
+        """The same of row k, which is u times a scale. May overwrite w if something was taken."""
+        if self._kept is None:
+            return
+        if len(taken):
+            w = self._kept.subtracted(w, slice(0, len(taken)), taken)
+        self._kept.put(k, w * scale)
