@@ -47,7 +47,8 @@ class KroneckerFactors:
 
     Cost beyond the Fisher diagonal, for layers p × q: one gradient over B, (p² + q²)|B|
     multiplications, two Cholesky factorisations and inverses; for each vector of the basis
-    2pq(p + q) multiplications. Memory: 2(p² + q²) numbers, twice that while they are made.
+    pq(p + q) multiplications. Memory: 2(p² + q²) numbers, twice that while they are made, and D
+    times the basis, as much as the basis itself (see `Images`).
     """
 
     def __init__(self, epsilon: float = 1e-5) -> None:

@@ -35,6 +35,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"previous_steps": 5},
 ]
 ROUNDED = {"basis_dtype": torch.bfloat16}
+KRONECKER = {"preconditioner": "kronecker"}
 TOO_MUCH = {"preconditioner": "three vectors more"}
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -139,6 +140,14 @@ def test_a_basis_in_bfloat16_takes_half_the_memory(peaks: dict[str, float]) -> N
 
 
 @needs_linux
+def test_kronecker_factors_take_a_basis_more(peaks: dict[str, float]) -> None:
+    m = previous_steps(KRONECKER)
+    factors = 4  # two of each layer and their inverses, half a vector each
+    twice = 2 * (K + m) + factors
+    assert twice < peaks[str(KRONECKER)] <= twice + bound(m) - m + 1
+
+
+@needs_linux
 def test_three_vectors_more_would_be_noticed(peaks: dict[str, float]) -> None:
     assert peaks[str(TOO_MUCH)] > K + bound(previous_steps(TOO_MUCH))
 
@@ -174,6 +183,7 @@ def test_the_micro_batch_is_sized_to_the_memory_for_activations() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    build({}).step(data())  # code and workspaces are loaded
-    measured = [*SETTINGS, ROUNDED, TOO_MUCH]
+    for loading in ({}, KRONECKER):  # code and workspaces
+        build(loading).step(data())
+    measured = [*SETTINGS, ROUNDED, KRONECKER, TOO_MUCH]
     print(json.dumps({str(settings): peak_in_vectors(settings) for settings in measured}))

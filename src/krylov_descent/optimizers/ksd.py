@@ -120,9 +120,10 @@ class KSD(DataOptimizer):
     | `basis_dtype=torch.bfloat16` | with the parameters | 2(K + m)n |
     | `basis_device="cpu"` | with the host | 4(K + m)n |
 
-    and the three can be combined. In bfloat16 and on the host, blocks of a sixteenth of it, of
-    64 MiB at most, come on top. A sharded basis sends about 2n numbers per evaluation, where
-    the replicated one sends K + m + 1.
+    and the last three can be combined. With a preconditioner that does not act entry by entry, as
+    "kronecker", the first takes that twice. In bfloat16 and on the host, blocks of a sixteenth of
+    it, of 64 MiB at most, come on top. A sharded basis sends about 2n numbers per evaluation,
+    where the replicated one sends K + m + 1.
 
     Activations: those of one micro-batch; for curvature products the graphs of all of B while
     they fit `activation_memory`, else they are rebuilt for each product (`graphs_kept`). With CUDA
