@@ -66,8 +66,10 @@ def test_a_recorded_run_is_the_plain_run(method: Callable[..., KSD | HessianFree
 
 
 @pytest.mark.parametrize("loss", [nn.MSELoss(), nn.CrossEntropyLoss()])
-def test_recorded_factors_are_the_plain_ones(loss: nn.Module) -> None:
+@pytest.mark.parametrize("rest", [nn.Identity, nn.LayerNorm])  # of which one has the diagonal
+def test_recorded_factors_are_the_plain_ones(loss: nn.Module, rest: type[nn.Module]) -> None:
     net, (inputs, classes) = small_net(torch.float64), samples(dtype=torch.float64)
+    net.insert(1, rest(16).to(inputs))
     squared = isinstance(loss, nn.MSELoss)
     targets = torch.randn(len(inputs), 3).to(inputs) if squared else classes
     objectives = [Objective(net, loss, cuda_graphs=recorded) for recorded in (True, False)]

@@ -236,11 +236,11 @@ def test_combine_and_project_keep_vectors_in_their_dtype_and_small_ones_in_float
     assert subspace.project(G.float()).dtype == torch.float64
 
 
-def test_a_matrix_is_multiplied_with_once_for_each_previous_step() -> None:
+def test_a_matrix_is_multiplied_with_twice_for_each_previous_step() -> None:
     H, g = symmetric(SPECTRA["indefinite"]), G
     D = Dear(DIAGONAL)
     found = krylov_basis(lambda v: H @ v, D, g, [D_PREV, numbers(N, seed=4)], 8)
-    assert D.multiplied == 2
+    assert D.multiplied == 4
     expected = krylov_basis(lambda v: H @ v, Diagonal(DIAGONAL), g, [D_PREV, numbers(N, seed=4)], 8)
     torch.testing.assert_close(found.basis, expected.basis, rtol=1e-9, atol=1e-9)
 
@@ -311,13 +311,14 @@ def test_previous_step_inside_the_span_is_left_out(which: str, dtype: torch.dtyp
     assert torch.equal(subspace.basis, without.basis)
 
 
-def test_previous_step_nearly_inside_the_span_still_joins() -> None:
+@pytest.mark.parametrize("D", [ONES, DIAGONAL], ids=["identity", "diagonal"])
+def test_previous_step_nearly_inside_the_span_still_joins(D: Tensor) -> None:
     H = symmetric(SPECTRA["positive"])
-    without, _ = build(H, ONES, G, [], 5)
+    without, _ = build(H, D, G, [], 5)
     almost = without.combine(numbers(5, seed=4)) + 1e-9 * D_PREV
-    subspace, _ = build(H, ONES, G, [almost], 5)
+    subspace, _ = build(H, D, G, [almost], 5)
     assert subspace.rank == 6
-    assert gram_error(subspace, ONES) < 1e-12
+    assert gram_error(subspace, D) < 1e-12
     assert outside(subspace, D_PREV) < 1e-5
 
 

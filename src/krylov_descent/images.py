@@ -31,17 +31,15 @@ class Images:
             return self._metric.multiply(self._rows.combine(which, coefficients))
         return self._kept.combine(which, coefficients)
 
-    def less(self, w: Tensor, u: Tensor, taken: Tensor) -> Tensor:
-        """Du, given Du of before these multiples of the first rows were taken from u.
-
-        May overwrite that, w.
-        """
-        if self._kept is None:
-            return self._metric.multiply(u)
-        return self._kept.subtracted(w, slice(0, len(taken)), taken)
-
     def keep(self, k: int, w: Tensor, taken: Tensor, scale: Tensor) -> None:
-        """The same of row k, which is u times a scale. May overwrite w if something was taken."""
+        """The same of row k, which is u times a scale.
+
+        Args:
+            k: the row.
+            w: Du from before multiples of the first rows were taken from u [n]. May be overwritten.
+            taken: these multiples; none for the first row, whose w is left as it is.
+            scale: a number.
+        """
         if self._kept is None:
             return
         if len(taken):

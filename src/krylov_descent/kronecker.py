@@ -32,6 +32,9 @@ from krylov_descent.precision import forward_precision
 from krylov_descent.probes import Findings
 from krylov_descent.sums import Evaluation
 
+# Numbers in the factors of all layers. A recording holds on to about three times as many.
+LARGEST_RECORDED = 1 << 25
+
 
 class KroneckerFactors:
     """D = (G + γ/π) ⊗ (A + γπ) for each Linear layer, the Fisher diagonal for everything else.
@@ -107,10 +110,12 @@ class KroneckerFactors:
             return False
         form, trusted = self._form_in_outputs(objective, batch), objective.network.trusted_layers
         places = [place for place in linear_places(objective.network) if place.name in trusted]
+        if sum(place.numbers for place in places) > LARGEST_RECORDED:
+            return False
         self._make_room(places, objective.parameters)
 
         def make(network: Network, batch: Batch, normaliser: Tensor, *squares: Tensor) -> None:
-            sums = sums_of(network, batch, places, form)
+            sums = sums_of(network, batch, places, form).split([p.numbers for p in places])
             self._make(places, sums, normaliser, network.parameters, *squares)
 
         normaliser = objective.network.loss.normaliser(batch.targets, batch.size)
@@ -146,12 +151,11 @@ class KroneckerFactors:
         # All ranks decide alike: also one without samples, which does not know what to trust.
         numbers = torch.tensor([normaliser, *distrusted], dtype=torch.float64)
         normaliser, *distrusted = ranks.sum_numbers(numbers).tolist()
-        sums = ranks.sum_vector(total).split([place.numbers for place in places])
+        sums: Sequence[Tensor] = ranks.sum_vector(total).split([p.numbers for p in places])
         kept = [i for i, count in enumerate(distrusted) if not count]
-        trusted_places = [places[i] for i in kept]
-        self._make_room(trusted_places, parameters)
-        found = torch.cat([total[:0], *(sums[i] for i in kept)])
-        self._make(trusted_places, found, total.new_tensor(normaliser), parameters, self._squares)
+        sums, places = [sums[i] for i in kept], [places[i] for i in kept]
+        self._make_room(places, parameters)
+        self._make(places, sums, total.new_tensor(normaliser), parameters, self._squares)
 
     def solve(self, vector: Tensor) -> Tensor:
         """G⁻¹VA⁻¹ of each layer, the rest divided by the diagonal."""
@@ -198,7 +202,7 @@ class KroneckerFactors:
     def _make(
         self,
         places: list[LinearPlace],
-        sums: Tensor,
+        sums: Sequence[Tensor],
         normaliser: Tensor,
         parameters: FlatParameters,
         squares: Tensor | None = None,
@@ -209,13 +213,12 @@ class KroneckerFactors:
 
         Args:
             places: of the layers that have factors.
-            sums: of each of them, flat, as `sums_of` has them.
+            sums: of each of them, as `sums_of` has them; overwritten.
             normaliser: how many samples they count for.
             parameters: of the model.
             squares: mean squared gradients [n], where some parameter has no factors; overwritten.
         """
-        each = sums.split([place.numbers for place in places])
-        means = [means_of(s, p, normaliser) for s, p in zip(each, places, strict=True)]
+        means = [means_of(s, p, normaliser) for s, p in zip(sums, places, strict=True)]
         sizes = [A.norm() * G.norm() for A, G in means]
         if squares is not None:
             sizes += self._scale_rest(squares, places, means, parameters)
@@ -233,7 +236,7 @@ class KroneckerFactors:
             for block, (A, G) in zip(self._blocks, means, strict=True):
                 decay = parameters.weight_decay[block.place.weight]
                 gamma = (epsilon + decay / scale).sqrt()
-                jobs += block.fill(A / scale.sqrt(), G / scale.sqrt(), gamma)
+                jobs += block.filling(A, G, gamma, scale.sqrt())
             side_by_side(jobs)
 
     def _scale_rest(

@@ -36,14 +36,16 @@ class Block:
         held = self.of_inputs
         return (self.place, held.dtype, held.device) == (place, like.dtype, like.device)
 
-    def fill(self, A: Tensor, G: Tensor, gamma: Tensor) -> list[Callable[[], None]]:
-        """Jobs that damp and invert the factors in place, and do not depend on each other."""
+    def filling(
+        self, A: Tensor, G: Tensor, gamma: Tensor, unit: Tensor
+    ) -> list[Callable[[], None]]:
+        """Jobs that make D of A, G and γ, in a unit, in place; they do not depend on each other."""
         # Of a layer that nothing goes into, or comes back to, any π will do.
         ratio = (A.trace() / len(A)) / (G.trace() / len(G))
         pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
         return [
-            partial(_invert, A, gamma * pi, self.of_inputs, self.inverse_of_inputs),
-            partial(_invert, G, gamma / pi, self.of_outputs, self.inverse_of_outputs),
+            partial(_invert, A, gamma * pi, unit, self.of_inputs, self.inverse_of_inputs),
+            partial(_invert, G, gamma / pi, unit, self.of_outputs, self.inverse_of_outputs),
         ]
 
     def apply(self, given: Sequence[Tensor], result: Sequence[Tensor], *, inverse: bool) -> None:
@@ -61,9 +63,9 @@ class Block:
             result[bias].copy_(matrix[:, -1])
 
 
-def _invert(factor: Tensor, damping: Tensor, damped: Tensor, inverse: Tensor) -> None:
+def _invert(factor: Tensor, damping: Tensor, unit: Tensor, damped: Tensor, inverse: Tensor) -> None:
     """By way of a Cholesky factor L: the inverse is L⁻ᵀL⁻¹."""
-    damped.copy_(factor)
+    torch.div(factor, unit, out=damped)
     damped.diagonal().add_(damping)
     lower = torch.linalg.cholesky_ex(damped)[0]
     eye = torch.eye(len(damped), dtype=damped.dtype, device=damped.device)

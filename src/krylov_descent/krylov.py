@@ -56,7 +56,8 @@ def fill_with_krylov_space(
 
     Cost: r products, D⁻¹ each. For a vector that follows k others these are read twice, 2kn
     multiply-adds, and for VᵀV all at the end, r²n. For each product, what the placement sends.
-    Where D is dear to multiply with, D times the rows is kept, too (`Images`), and read twice.
+    For a previous step two products with D in place of D⁻¹. Where these are dear, D times the rows
+    is kept, too (`Images`), and read once; elsewhere there is one for every vector.
     """
     krylov = rows.count - len(previous_steps)
     curvature = gradient.new_zeros(rows.count, rows.count)
@@ -114,9 +115,10 @@ def fill_with_krylov_space(
         u, known = rows.get(k).clone(), slice(0, k)
         w = metric.multiply(u)
         before = dot(u, w)
-        taken = times(known, w)
-        u = rows.subtracted(u, known, taken)
-        w = images.less(w, u, taken)
+        u = rows.subtracted(u, known, times(known, w))
+        del w
+        # Of u itself: w less what was taken would have rounding of its own, which u has not.
+        w = metric.multiply(u)
         taken = times(known, w)
         u = rows.subtracted(u, known, taken)
         return add(k, u, w, taken, dot(u, w), before)

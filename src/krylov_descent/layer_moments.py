@@ -111,9 +111,12 @@ def _moments(layer: LinearLayer, deltas: list[Tensor], place: LinearPlace) -> Te
 
 
 def means_of(sums: Tensor, place: LinearPlace, normaliser: Tensor) -> tuple[Tensor, Tensor]:
-    """A, a mean over rows, and G, over samples: with several calls their parts add up."""
+    """A, a mean over rows, and G, over samples: with several calls their parts add up.
+
+    In place of the sums.
+    """
     of_inputs, of_outputs, rows = sums.split([place.inputs**2, place.outputs**2, 1])
     return (
-        (of_inputs / rows.clamp(min=1)).view(place.inputs, place.inputs),
-        (of_outputs / normaliser).view(place.outputs, place.outputs),
+        of_inputs.div_(rows.clamp(min=1)).view(place.inputs, place.inputs),
+        of_outputs.div_(normaliser).view(place.outputs, place.outputs),
     )

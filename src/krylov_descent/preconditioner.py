@@ -47,7 +47,7 @@ class Preconditioner(Metric, Protocol):
 class Entrywise(Metric, Protocol):
     """A diagonal one, which acts on each entry by itself, and so on a part of a vector."""
 
-    def part(self, part: slice) -> Metric:
+    def part(self, part: slice) -> "Entrywise":
         """D for this part of vectors."""
 
 
@@ -87,7 +87,7 @@ class Diagonal:
         """The vector times D, entry by entry."""
         return vector * self.diagonal
 
-    def part(self, part: slice) -> Metric:
+    def part(self, part: slice) -> Entrywise:
         """That part of the diagonal."""
         return Diagonal(self.diagonal[part])
 
@@ -146,7 +146,7 @@ class Identity:
         """The vector itself, copied."""
         return vector.clone()
 
-    def part(self, part: slice) -> Metric:
+    def part(self, part: slice) -> Entrywise:
         """The same for any part."""
         return self
 

@@ -70,7 +70,7 @@ def krylov_basis(
         previous_steps: m vectors [n], which join as the last directions in this order. Emptied.
         dimension: K, the dimension of the Krylov part.
 
-    Memory: K + m vectors, and three while it is made.
+    Memory: K + m vectors, and three while it is made; with `Images` K + m more.
     """
     return cut(*krylov_slots(product, metric, gradient, previous_steps, dimension))
 

@@ -18,7 +18,7 @@ from krylov_descent.laboratory.reproduce import (
 )
 
 
-def test_table2_has_all_problems_with_three_runs_each() -> None:
+def test_table2_has_all_problems_with_hf_and_two_forms_of_ksd_or_three() -> None:
     table = exhibit("table2")
     rows = [row for row in table.rows if row not in FORMS]
     assert rows == [name for name in PROBLEMS if name in rows]

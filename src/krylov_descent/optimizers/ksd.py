@@ -109,7 +109,7 @@ class KSD(DataOptimizer):
     | preconditioner (kept between steps; Kronecker factors see there) | 1 |
     | gradient on A (basis); copy of the parameters and gradient on C (search) | 1 to 2 |
     | working vectors | 2 to 3 |
-    | together at most | K + 8 with m = 1, else K + 3m + 3 |
+    | together at most, if the preconditioner is a diagonal | K + 8 with m = 1, else K + 3m + 3 |
 
     The basis is what grows with K. It takes, in bytes for float32 parameters:
 
@@ -121,9 +121,9 @@ class KSD(DataOptimizer):
     | `basis_device="cpu"` | with the host | 4(K + m)n |
 
     and the last three can be combined. With a preconditioner that does not act entry by entry, as
-    "kronecker", the first takes that twice. In bfloat16 and on the host, blocks of a sixteenth of
-    it, of 64 MiB at most, come on top. A sharded basis sends about 2n numbers per evaluation,
-    where the replicated one sends K + m + 1.
+    "kronecker", the first takes that twice: D times the basis is kept, too. In bfloat16 and on the
+    host, blocks of a sixteenth of it, of 64 MiB at most, come on top. A sharded basis sends about
+    2n numbers per evaluation, where the replicated one sends K + m + 1.
 
     Activations: those of one micro-batch; for curvature products the graphs of all of B while
     they fit `activation_memory`, else they are rebuilt for each product (`graphs_kept`). With CUDA
