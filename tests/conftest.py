@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.subspaces import METRICS, Build, builder
+
 # One thread: sums are taken in one order on every machine, and the small models of the suite are
 # faster without the hand-over between threads.
 torch.set_num_threads(1)
@@ -39,3 +41,9 @@ def fixed_seeds_and_default_dtype() -> Iterator[None]:
     dtype = torch.get_default_dtype()
     yield
     torch.set_default_dtype(dtype)
+
+
+@pytest.fixture(scope="module", params=METRICS)
+def build(request: pytest.FixtureRequest) -> Build:
+    """Krylov subspaces, with a D that says that it is diagonal and with one that does not."""
+    return builder(request.param)

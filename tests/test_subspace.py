@@ -9,64 +9,24 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
-from krylov_descent.preconditioner import Diagonal, Identity, Metric
-from krylov_descent.subspace import Coordinates, Subspace, krylov_basis
-from tests.matrices import eigenbasis, numbers, symmetric
-
-
-class Dear:
-    """D as any matrix might be given: nothing says that it is diagonal."""
-
-    def __init__(self, diagonal: Tensor) -> None:
-        self.diagonal, self.multiplied = diagonal, 0
-
-    def solve(self, vector: Tensor) -> Tensor:
-        return vector / self.diagonal
-
-    def multiply(self, vector: Tensor) -> Tensor:
-        self.multiplied += 1
-        return vector * self.diagonal
-
-
-MADE_BY: list[Callable[[Tensor], Metric]] = [Diagonal]  # D, in the next `build`
-
-
-@pytest.fixture(scope="module", params=[Diagonal, Dear], autouse=True)
-def metric(request: pytest.FixtureRequest) -> None:
-    """Everything below holds for both."""
-    MADE_BY[:] = [request.param]
-
-
-def build(
-    H: Tensor, D: Tensor, g: Tensor, previous: list[Tensor], dimension: int
-) -> tuple[Subspace, int]:
-    """The subspace of dense H and diagonal D [n], and how many products it took."""
-    products = 0
-
-    def product(v: Tensor) -> Tensor:
-        nonlocal products
-        products += 1
-        return H @ v
-
-    return krylov_basis(product, MADE_BY[0](D), g, list(previous), dimension), products
-
-
-def outside(subspace: Subspace, vector: Tensor) -> float:
-    """The part of a vector outside the span, relative to the vector."""
-    # Rows have lengths of their own: by QR, with each of them made 1 before.
-    Q = torch.linalg.qr(torch.nn.functional.normalize(subspace.basis.double()).t()).Q
-    v = vector.double()
-    return float((v - Q @ (Q.t() @ v)).norm() / v.norm())
-
-
-def gram_error(subspace: Subspace, D: Tensor) -> float:
-    """How far VᵀDV is from 1."""
-    V = subspace.basis.double()
-    return float(((V * D) @ V.t() - torch.eye(subspace.rank, dtype=torch.float64)).abs().max())
+from krylov_descent.preconditioner import Diagonal, Identity
+from krylov_descent.subspace import Coordinates, krylov_basis
+from tests.matrices import numbers, symmetric
+from tests.subspaces import (
+    D_PREV,
+    DIAGONAL,
+    ONES,
+    PREVIOUS,
+    SPECTRA,
+    Build,
+    Dear,
+    G,
+    N,
+    gram_error,
+    outside,
+)
 
 
 def conjugate_gradients(A: Tensor, b: Tensor, steps: int, D: Tensor | None = None) -> Tensor:
@@ -86,19 +46,6 @@ def conjugate_gradients(A: Tensor, b: Tensor, steps: int, D: Tensor | None = Non
     return x
 
 
-SPECTRA = {
-    "positive": torch.linspace(0.5, 10, 30),
-    "indefinite": torch.linspace(-4, 6, 30),
-    "negative": torch.linspace(-9, -0.5, 30),
-}
-N = 30
-G = numbers(N, seed=1)
-D_PREV = numbers(N, seed=2)
-PREVIOUS = [[], [D_PREV], [D_PREV, numbers(N, seed=4), numbers(N, seed=5)]]
-ONES = torch.ones(N, dtype=torch.float64)
-DIAGONAL = 0.1 + numbers(N, seed=3).square()
-
-
 # The basis -------------------------------------------------------------------------------
 
 
@@ -115,7 +62,7 @@ DIAGONAL = 0.1 + numbers(N, seed=3).square()
     ids=["flat", "steep", "indefinite", "outliers"],
 )
 def test_basis_is_orthonormal_in_the_preconditioner(
-    make: Callable[[int], Tensor], dimension: int, dtype: torch.dtype
+    build: Build, make: Callable[[int], Tensor], dimension: int, dtype: torch.dtype
 ) -> None:
     H = symmetric(make(200)).to(dtype)
     D = (0.01 + numbers(200, seed=3).square()).to(dtype)
@@ -127,7 +74,7 @@ def test_basis_is_orthonormal_in_the_preconditioner(
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("D", [ONES, DIAGONAL], ids=["identity", "diagonal"])
-def test_span_is_the_preconditioned_krylov_space(spectrum: str, D: Tensor) -> None:
+def test_span_is_the_preconditioned_krylov_space(build: Build, spectrum: str, D: Tensor) -> None:
     K = 6
     H = symmetric(SPECTRA[spectrum])
     subspace, products = build(H, D, G, [], K)
@@ -146,7 +93,9 @@ def test_span_is_the_preconditioned_krylov_space(spectrum: str, D: Tensor) -> No
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("previous", PREVIOUS, ids=len)
-def test_curvature_is_the_dense_projection(spectrum: str, previous: list[Tensor]) -> None:
+def test_curvature_is_the_dense_projection(
+    build: Build, spectrum: str, previous: list[Tensor]
+) -> None:
     H = symmetric(SPECTRA[spectrum])
     subspace, _ = build(H, DIAGONAL, G, previous, 7)
     assert subspace.rank == 7 + len(previous)
@@ -156,7 +105,7 @@ def test_curvature_is_the_dense_projection(spectrum: str, previous: list[Tensor]
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
-def test_ritz_values_are_those_of_the_papers_orthonormal_basis(spectrum: str) -> None:
+def test_ritz_values_are_those_of_the_papers_orthonormal_basis(build: Build, spectrum: str) -> None:
     H = symmetric(SPECTRA[spectrum])
     subspace, _ = build(H, DIAGONAL, G, PREVIOUS[2], 6)
     torch.testing.assert_close(subspace.gram, subspace.basis @ subspace.basis.t())
@@ -169,7 +118,7 @@ def test_ritz_values_are_those_of_the_papers_orthonormal_basis(spectrum: str) ->
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
-def test_curvature_is_float64_for_float32_vectors() -> None:
+def test_curvature_is_float64_for_float32_vectors(build: Build) -> None:
     H = symmetric(SPECTRA["positive"]).float()
     subspace, _ = build(H, ONES.float(), G.float(), [D_PREV.float()], 7)
     V = subspace.basis.double()
@@ -177,7 +126,7 @@ def test_curvature_is_float64_for_float32_vectors() -> None:
     torch.testing.assert_close(subspace.curvature, V @ H.double() @ V.t(), rtol=0, atol=1e-5)
 
 
-def test_first_vector_is_the_preconditioned_gradient() -> None:
+def test_first_vector_is_the_preconditioned_gradient(build: Build) -> None:
     subspace, _ = build(symmetric(SPECTRA["positive"]), DIAGONAL, G, [D_PREV], 5)
     first = G / DIAGONAL
     torch.testing.assert_close(subspace.basis[0], first / (first * DIAGONAL * first).sum().sqrt())
@@ -185,7 +134,7 @@ def test_first_vector_is_the_preconditioned_gradient() -> None:
 
 @pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
 @pytest.mark.parametrize("dimension", [1, 2, 12])
-def test_previous_step_lies_in_the_span(dimension: int, scale: float) -> None:
+def test_previous_step_lies_in_the_span(build: Build, dimension: int, scale: float) -> None:
     H = symmetric(SPECTRA["indefinite"])
     subspace, products = build(H, DIAGONAL, G, [scale * D_PREV], dimension)
     assert subspace.rank == products == dimension + 1
@@ -196,7 +145,7 @@ def test_previous_step_lies_in_the_span(dimension: int, scale: float) -> None:
     assert torch.equal(subspace.basis[:dimension], without.basis)
 
 
-def test_of_previous_steps_those_that_add_something_join() -> None:
+def test_of_previous_steps_those_that_add_something_join(build: Build) -> None:
     H, (first, second, third) = symmetric(SPECTRA["indefinite"]), PREVIOUS[2]
     mixture = first + 2 * second - G / DIAGONAL
     subspace, products = build(H, DIAGONAL, G, [first, 0 * first, second, mixture, third], 4)
@@ -214,14 +163,14 @@ def test_the_basis_alone_holds_previous_steps_in_the_end() -> None:
     assert joining == []
 
 
-def test_gradient_and_previous_step_are_not_written_to() -> None:
+def test_gradient_and_previous_step_are_not_written_to(build: Build) -> None:
     g, d_prev = G.clone(), D_PREV.clone()
     build(symmetric(SPECTRA["positive"]), ONES, g, [d_prev], 5)
     assert torch.equal(g, G)
     assert torch.equal(d_prev, D_PREV)
 
 
-def test_combine_and_project_are_the_basis_and_its_transpose() -> None:
+def test_combine_and_project_are_the_basis_and_its_transpose(build: Build) -> None:
     subspace, _ = build(symmetric(SPECTRA["positive"]), ONES, G, [D_PREV], 4)
     c, v = numbers(5, seed=5), numbers(N, seed=6)
     torch.testing.assert_close(subspace.combine(c), subspace.basis.t() @ c)
@@ -229,7 +178,9 @@ def test_combine_and_project_are_the_basis_and_its_transpose() -> None:
     torch.testing.assert_close(subspace.project(subspace.combine(c)), c)
 
 
-def test_combine_and_project_keep_vectors_in_their_dtype_and_small_ones_in_float64() -> None:
+def test_combine_and_project_keep_vectors_in_their_dtype_and_small_ones_in_float64(
+    build: Build,
+) -> None:
     H = symmetric(SPECTRA["positive"]).float()
     subspace, _ = build(H, ONES.float(), G.float(), [], 4)
     assert subspace.combine(numbers(4)).dtype == torch.float32
@@ -245,117 +196,6 @@ def test_a_matrix_is_multiplied_with_twice_for_each_previous_step() -> None:
     torch.testing.assert_close(found.basis, expected.basis, rtol=1e-9, atol=1e-9)
 
 
-# Breakdown -------------------------------------------------------------------------------
-
-
-def low_rank(rank: int) -> Tensor:
-    return symmetric(torch.cat([torch.linspace(1, 3, rank), torch.zeros(N - rank)]))
-
-
-# (H, D, g, the dimension at which the Krylov space is exhausted).
-BREAKDOWNS: dict[str, tuple[Tensor, Tensor, Tensor, int]] = {
-    # A perfect preconditioner: D⁻¹H = I.
-    "D equals H": (torch.diag(DIAGONAL), DIAGONAL, G, 1),
-    "no curvature": (torch.zeros(N, N, dtype=torch.float64), ONES, G, 1),
-    "two eigenvalues": (
-        symmetric(torch.cat([torch.ones(12), torch.full((18,), 5.0)])),
-        ONES,
-        G,
-        2,
-    ),
-    # g, and then the range of H.
-    "low rank": (low_rank(3), ONES, G, 4),
-    "low rank, g in its range": (low_rank(3), ONES, low_rank(3) @ G, 3),
-    "g is an eigenvector": (torch.diag(DIAGONAL), ONES, torch.eye(N, dtype=torch.float64)[4], 1),
-}
-
-
-@pytest.mark.parametrize("case", BREAKDOWNS)
-@pytest.mark.parametrize("previous", PREVIOUS, ids=len)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_breakdown_cuts_the_rank_and_keeps_previous_steps(
-    case: str, previous: list[Tensor], dtype: torch.dtype
-) -> None:
-    H, D, g, exhausted = BREAKDOWNS[case]
-    joining = [step.to(dtype) for step in previous]
-    subspace, products = build(H.to(dtype), D.to(dtype), g.to(dtype), joining, 10)
-
-    rank = exhausted + len(previous)
-    assert subspace.rank == rank
-    assert subspace.basis.shape == (rank, N)
-    assert subspace.curvature.shape == (rank, rank)
-    assert products == rank  # none is spent on a direction that is not there
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-    assert gram_error(subspace, D) < tolerance
-    V = subspace.basis.double()
-    expected = V @ H @ V.t()
-    torch.testing.assert_close(subspace.curvature, expected, rtol=0, atol=10 * tolerance)
-    assert outside(subspace, g / D) < tolerance
-    for step in previous:
-        assert outside(subspace, step) < tolerance
-
-
-@pytest.mark.parametrize("which", ["g", "the last Krylov vector", "a mixture"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_previous_step_inside_the_span_is_left_out(which: str, dtype: torch.dtype) -> None:
-    H, g = symmetric(SPECTRA["positive"]).to(dtype), G.to(dtype)
-    ones = ONES.to(dtype)
-    without, _ = build(H, ones, g, [], 5)
-    inside = {
-        "g": -3 * g,
-        "the last Krylov vector": without.basis[4],
-        "a mixture": without.combine(numbers(5, seed=4)),
-    }[which]
-    subspace, products = build(H, ones, g, [inside], 5)
-    assert subspace.rank == products == 5
-    assert torch.equal(subspace.basis, without.basis)
-
-
-@pytest.mark.parametrize("D", [ONES, DIAGONAL], ids=["identity", "diagonal"])
-def test_previous_step_nearly_inside_the_span_still_joins(D: Tensor) -> None:
-    H = symmetric(SPECTRA["positive"])
-    without, _ = build(H, D, G, [], 5)
-    almost = without.combine(numbers(5, seed=4)) + 1e-9 * D_PREV
-    subspace, _ = build(H, D, G, [almost], 5)
-    assert subspace.rank == 6
-    assert gram_error(subspace, D) < 1e-12
-    assert outside(subspace, D_PREV) < 1e-5
-
-
-def test_previous_step_of_zeros_adds_nothing() -> None:
-    subspace, _ = build(symmetric(SPECTRA["positive"]), ONES, G, [0 * D_PREV], 5)
-    assert subspace.rank == 5
-    assert bool(subspace.basis.isfinite().all())
-
-
-@given(
-    n=st.integers(1, 12),
-    dimension=st.integers(1, 15),
-    rank=st.integers(0, 3),
-    sign=st.sampled_from([1.0, -1.0]),
-    later_step=st.booleans(),
-    seed=st.integers(0, 10_000),
-)
-def test_any_shape_gives_an_orthonormal_basis_of_the_right_rank(
-    n: int, dimension: int, rank: int, sign: float, later_step: bool, seed: int
-) -> None:
-    rank = min(rank, n)
-    # Eigenvalues few and well apart, all of them equally in g: the Krylov space ends where it
-    # must, and rounding does not hide it.
-    eigenvalues = torch.cat([sign * torch.arange(1.0, rank + 1), torch.zeros(n - rank)])
-    ones = torch.ones(n, dtype=torch.float64)
-    H, g, d_prev = symmetric(eigenvalues, seed), eigenbasis(n, seed) @ ones, numbers(n, seed=seed)
-    subspace, _ = build(H, ones, g, [d_prev] if later_step else [], dimension)
-    krylov = min(dimension, n, rank + 1)
-    assert subspace.rank == min(n, krylov + later_step)
-    assert gram_error(subspace, ones) < 1e-12
-    assert outside(subspace, g) < 1e-12
-    if later_step:
-        assert outside(subspace, d_prev) < 1e-10
-    V = subspace.basis
-    torch.testing.assert_close(subspace.curvature, V @ H @ V.t(), rtol=0, atol=1e-10)
-
-
 # The paper's claim: any damped CG solution is inside ------------------------------------------
 
 LAMBDAS = [0.0, 1e-4, 0.3, 10.0, 1e4]
@@ -363,7 +203,9 @@ LAMBDAS = [0.0, 1e-4, 0.3, 10.0, 1e4]
 
 @pytest.mark.parametrize("damping", LAMBDAS)
 @pytest.mark.parametrize("K", [1, 4, 8])
-def test_cg_solution_of_every_damping_lies_in_the_subspace(K: int, damping: float) -> None:
+def test_cg_solution_of_every_damping_lies_in_the_subspace(
+    build: Build, K: int, damping: float
+) -> None:
     H = symmetric(SPECTRA["positive"])
     d = conjugate_gradients(H + damping * torch.diag(ONES), -G, K)
     subspace, _ = build(H, ONES, G, [], K)
@@ -374,7 +216,9 @@ def test_cg_solution_of_every_damping_lies_in_the_subspace(K: int, damping: floa
 
 @pytest.mark.parametrize("damping", LAMBDAS)
 @pytest.mark.parametrize("K", [1, 4, 8])
-def test_preconditioned_cg_solution_lies_in_the_subspace(K: int, damping: float) -> None:
+def test_preconditioned_cg_solution_lies_in_the_subspace(
+    build: Build, K: int, damping: float
+) -> None:
     H = symmetric(SPECTRA["positive"])
     damped = H + damping * torch.diag(DIAGONAL)
     subspace, _ = build(H, DIAGONAL, G, [], K)
@@ -385,30 +229,9 @@ def test_preconditioned_cg_solution_lies_in_the_subspace(K: int, damping: float)
         assert damping < 0.1 or outside(subspace, other) > 1e-4
 
 
-def test_damped_newton_step_lies_in_the_subspace_when_k_reaches_n() -> None:
+def test_damped_newton_step_lies_in_the_subspace_when_k_reaches_n(build: Build) -> None:
     n = 8
     H = symmetric(torch.linspace(-3, 4, n))
     g = numbers(n, seed=1)
     subspace, _ = build(H, torch.ones(n, dtype=torch.float64), g, [], n)
     assert outside(subspace, torch.linalg.solve(H + 5 * torch.eye(n), g)) < 1e-12
-
-
-# What is not finite --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("where", [0, 2, 5])
-def test_a_product_that_is_not_finite_shows_in_the_curvature(where: int, bad: float) -> None:
-    H = symmetric(SPECTRA["positive"])
-    calls = 0
-
-    def product(v: Tensor) -> Tensor:
-        nonlocal calls
-        result = H @ v
-        if calls == where:
-            result[3] = bad
-        calls += 1
-        return result
-
-    subspace = krylov_basis(product, Identity(), G, [D_PREV], 5)
-    assert not bool(subspace.curvature.isfinite().all())

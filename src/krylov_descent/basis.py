@@ -229,12 +229,6 @@ class StoredBasis:
         self.count = slots
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """How many rows there may be, and m."""
-        slots, size = self.stored.shape
-        return slots, size
-
-    @property
     def rounded(self) -> bool:
         """Whether rows are kept less exactly than vectors come."""
         return self.stored.dtype != self.dtype

@@ -23,7 +23,8 @@ class Images:
         self._rows, self._metric = rows, metric
         self._kept: StoredBasis | None = None
         if rows.plain and not isinstance(metric, Entrywise):
-            self._kept = StoredBasis(*rows.shape, rows.stored, Storage())
+            slots, size = rows.stored.shape
+            self._kept = StoredBasis(slots, size, rows.stored, Storage())
 
     def combine(self, which: slice, coefficients: Tensor) -> Tensor:
         """D times a combination of some rows, as a new vector."""

@@ -22,7 +22,13 @@ from torch import Tensor
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples
 from krylov_descent.double_backward import floating
 from krylov_descent.kronecker_block import Block
-from krylov_descent.layer_moments import LinearPlace, linear_places, means_of, sums_of
+from krylov_descent.layer_moments import (
+    LinearPlace,
+    linear_places,
+    means_of,
+    sums_of,
+    trusted_places,
+)
 from krylov_descent.linear_layers import side_by_side
 from krylov_descent.network import Network
 from krylov_descent.objective import Objective
@@ -32,7 +38,7 @@ from krylov_descent.precision import forward_precision
 from krylov_descent.probes import Findings
 from krylov_descent.sums import Evaluation
 
-# Numbers in the factors of all layers. A recording holds on to about three times as many.
+# Numbers in the factors of all layers. A recording holds on to what they are made of, too.
 LARGEST_RECORDED = 1 << 25
 
 
@@ -50,8 +56,8 @@ class KroneckerFactors:
 
     Cost beyond the Fisher diagonal, for layers p × q: one gradient over B, (p² + q²)|B|
     multiplications, two Cholesky factorisations and inverses; for each vector of the basis
-    pq(p + q) multiplications. Memory: 2(p² + q²) numbers, twice that while they are made, and D
-    times the basis, as much as the basis itself (see `Images`).
+    pq(p + q) multiplications. Memory: 2(p² + q²) numbers, about twice that while they are made, and
+    D times the basis, as much as the basis itself (see `Images`).
     """
 
     def __init__(self, epsilon: float = 1e-5) -> None:
@@ -86,9 +92,8 @@ class KroneckerFactors:
         with objective.ranks.own_work():
             if isinstance(samples, InMemory) and samples.batch.size:
                 objective.probe(samples.batch)
-                trusted = objective.network.trusted_layers
-                places = [p for p in linear_places(objective.network) if p.name in trusted]
-                without = float(len(_covered(places)) < len(objective.parameters.tensors))
+                covered = _covered(trusted_places(objective.network))
+                without = float(len(covered) < len(objective.parameters.tensors))
             elif isinstance(samples, InMemory):  # a rank without samples has no say
                 without = 0.0
         return bool(objective.ranks.sum_numbers(torch.tensor([without], dtype=torch.float64)) > 0)
@@ -108,15 +113,14 @@ class KroneckerFactors:
         (batch,) = batches
         if not objective.may_record(batch):
             return False
-        form, trusted = self._form_in_outputs(objective, batch), objective.network.trusted_layers
-        places = [place for place in linear_places(objective.network) if place.name in trusted]
+        form, places = self._form_in_outputs(objective, batch), trusted_places(objective.network)
         if sum(place.numbers for place in places) > LARGEST_RECORDED:
             return False
         self._make_room(places, objective.parameters)
 
         def make(network: Network, batch: Batch, normaliser: Tensor, *squares: Tensor) -> None:
             sums = sums_of(network, batch, places, form).split([p.numbers for p in places])
-            self._make(places, sums, normaliser, network.parameters, *squares)
+            self._make(sums, normaliser, network.parameters, *squares)
 
         normaliser = objective.network.loss.normaliser(batch.targets, batch.size)
         recording = recordings.load(
@@ -151,11 +155,11 @@ class KroneckerFactors:
         # All ranks decide alike: also one without samples, which does not know what to trust.
         numbers = torch.tensor([normaliser, *distrusted], dtype=torch.float64)
         normaliser, *distrusted = ranks.sum_numbers(numbers).tolist()
-        sums: Sequence[Tensor] = ranks.sum_vector(total).split([p.numbers for p in places])
+        sums = ranks.sum_vector(total).split([p.numbers for p in places])
         kept = [i for i, count in enumerate(distrusted) if not count]
-        sums, places = [sums[i] for i in kept], [places[i] for i in kept]
-        self._make_room(places, parameters)
-        self._make(places, sums, total.new_tensor(normaliser), parameters, self._squares)
+        self._make_room([places[i] for i in kept], parameters)
+        own = [sums[i] for i in kept]
+        self._make(own, total.new_tensor(normaliser), parameters, self._squares)
 
     def solve(self, vector: Tensor) -> Tensor:
         """G⁻¹VA⁻¹ of each layer, the rest divided by the diagonal."""
@@ -195,13 +199,11 @@ class KroneckerFactors:
         kind = parameters.numel, like.dtype, like.device
         if kind != (self._diagonal.numel(), self._diagonal.dtype, self._diagonal.device):
             self._diagonal = parameters.empty()
-        known = len(self._blocks) == len(places)
-        if not (known and all(map(Block.fits, self._blocks, places, [like] * len(places)))):
+        if [block.place for block in self._blocks if block.is_like(like)] != places:
             self._blocks = [Block.empty(place, like) for place in places]
 
     def _make(
         self,
-        places: list[LinearPlace],
         sums: Sequence[Tensor],
         normaliser: Tensor,
         parameters: FlatParameters,
@@ -209,15 +211,15 @@ class KroneckerFactors:
     ) -> None:
         """D out of factors and squares, scaled to a largest block or entry of about 1.
 
-        In place, and without a stop for the host.
+        In the room that was made for it, and without a stop for the host.
 
         Args:
-            places: of the layers that have factors.
-            sums: of each of them, as `sums_of` has them; overwritten.
+            sums: of each layer that has factors, as `sums_of` has them; overwritten.
             normaliser: how many samples they count for.
             parameters: of the model.
             squares: mean squared gradients [n], where some parameter has no factors; overwritten.
         """
+        places = [block.place for block in self._blocks]
         means = [means_of(s, p, normaliser) for s, p in zip(sums, places, strict=True)]
         sizes = [A.norm() * G.norm() for A, G in means]
         if squares is not None:

@@ -31,10 +31,9 @@ class Block:
         """All four."""
         return self.of_inputs, self.of_outputs, self.inverse_of_inputs, self.inverse_of_outputs
 
-    def fits(self, place: LinearPlace, like: Tensor) -> bool:
-        """Whether it is one that `empty` would make."""
-        held = self.of_inputs
-        return (self.place, held.dtype, held.device) == (place, like.dtype, like.device)
+    def is_like(self, tensor: Tensor) -> bool:
+        """Whether it has the dtype and device of a tensor."""
+        return (self.of_inputs.dtype, self.of_inputs.device) == (tensor.dtype, tensor.device)
 
     def filling(
         self, A: Tensor, G: Tensor, gamma: Tensor, unit: Tensor

@@ -62,6 +62,11 @@ def linear_places(network: Network) -> list[LinearPlace]:
     return found
 
 
+def trusted_places(network: Network) -> list[LinearPlace]:
+    """Those of them that have factors, once the layers to trust are known."""
+    return [place for place in linear_places(network) if place.name in network.trusted_layers]
+
+
 def sums_of(network: Network, batch: Batch, places: list[LinearPlace], form: Form) -> Tensor:
     """Σ xxᵀ, Σ δδᵀ and the number of rows of each layer, flat; zeros where it is not trusted."""
     with recorded_linear_layers(network.eager) as layers:
