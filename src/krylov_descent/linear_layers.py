@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
+from krylov_descent.batches import Batch
 from krylov_descent.network import Network, require_graph
 from krylov_descent.parameters import Pieces
 
@@ -169,6 +170,13 @@ class Reach:
         jobs = [partial(layer.from_parameters, pieces) for layer in self._layers]
         moved = [dz for of_layer in side_by_side(jobs) for dz in of_layer]
         return moved + [pieces[i] for i in self._rest]
+
+
+def losses_and_gradients(network: Network, batch: Batch) -> tuple[Tensor, list[Tensor | None]]:
+    """The losses of a batch [size], and ∂ Σ losses / ∂p for each parameter."""
+    with recorded_linear_layers(network.eager) as layers:
+        losses = network.sample_losses(batch, eager=True)
+    return losses.detach(), Reach(network, layers).gradients(losses)
 
 
 class _Factored:

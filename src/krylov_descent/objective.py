@@ -11,6 +11,7 @@ Under a process group each rank walks over its own samples, and the sums are tho
 ranks (see `distributed`).
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -22,11 +23,12 @@ from krylov_descent import probes
 from krylov_descent.arguments import check_counts, check_flags
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples
 from krylov_descent.distributed import Ranks
+from krylov_descent.linear_layers import losses_and_gradients
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, Params
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.per_sample import SquaredGradients
-from krylov_descent.recordings import Recordings
+from krylov_descent.recordings import Part, Recordings
 from krylov_descent.sums import Evaluation, Sums, Whole
 
 CPU_ACTIVATION_MEMORY = 1 << 30
@@ -142,7 +144,11 @@ class Objective:
         sums = self._sums()
         total: Tensor | None = None
         with self.ranks.own_work():
-            total = self._add_gradients(sums, data)
+            batch, found = self._recordable(data), None
+            # A model that the user compiled stays compiled.
+            if batch is not None and self.network.model is self.network.eager:
+                found = self._replay("gradient", _gradient, batch, sums)
+            total = self._add_gradients(sums, data) if found is None else found[0]
         return sums.evaluation(total, None)
 
     def part_of_value_and_gradient(self, data: Any, normaliser: float) -> Evaluation:
@@ -176,11 +182,14 @@ class Objective:
         total: Tensor | None = None
         total_squares: Tensor | None = None
         with self.ranks.own_work():
-            recorded = self._recorded_squares(data)
-            if recorded is not None:
-                batch, losses, total, total_squares = recorded
-                sums.add(batch, losses)
-            for batch in self._batches_for_squares(data) if recorded is None else ():
+            whole, found = self._recordable(data), None
+            # Once all is known about the model.
+            if whole is not None and self._squares.settled:
+                part = self._gradient_and_squares
+                found = self._replay("gradient and squares", part, whole, sums)
+            if found is not None:
+                total, total_squares = found
+            for batch in self._batches_for_squares(data) if found is None else ():
                 losses, gradients, squares = self._squares.of_batch(batch, self.activation_memory)
                 sums.add(batch, losses)
                 total = parameters.add(total, gradients)
@@ -212,51 +221,64 @@ class Objective:
             )
         return Whole(int(size), normaliser)
 
-    def _recorded_squares(self, data: Any) -> tuple[Batch, Tensor, Tensor, Tensor] | None:
-        """By a recording, once all is known about the model; None where there is none.
+    def _recordable(self, data: Any) -> Batch | None:
+        """All samples as one batch, where its gradient may be recorded."""
+        samples = as_samples(data, may_be_empty=self.ranks.together)
+        return self.single_batch(samples, LARGEST_RECORDED_ACTIVATIONS)
 
-        Returns:
-            All samples as one batch, their losses, and the sums of gradients and of squares [n].
+    def _replay(self, name: str, part: Part, batch: Batch, sums: Sums) -> list[Tensor] | None:
+        """What a part gives for a batch, by a recording; None where there is none.
+
+        Args:
+            name: of the recording.
+            part: gives the losses, and vectors.
+            batch: for which there may be a recording.
+            sums: that the losses go into.
         """
-        batch = self.single_batch(as_samples(data, may_be_empty=self.ranks.together))
-        if batch is None or not self._squares.settled:
-            return None
-        if not self.may_record(batch):
-            return None
-
-        def gradient_and_squares(network: Network, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-            of_batch = self._squares.on(network).of_batch
-            losses, gradients, squares = of_batch(batch, self.activation_memory)
-            flatten = network.parameters.flatten
-            return losses, flatten(gradients), flatten(squares)
-
-        recording = self.recordings.load("gradient", gradient_and_squares, batch)
+        recording = self.recordings.load(name, part, batch)
         if recording is None:
             return None
-        losses, gradient, squares = recording()
-        # Asked for while the GPU is busy with the gradient, which hides what it costs.
+        losses, *vectors = recording()
+        # Asked for while the GPU is busy with it, which hides what it costs.
         if not bool(self.recordings.still_true(batch)):
             self.recordings.clear()
             return None
-        return batch, losses, gradient.clone(), squares.clone()
+        sums.add(batch, losses)
+        return [vector.clone() for vector in vectors]
+
+    def _gradient_and_squares(
+        self, network: Network, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        of_batch = self._squares.on(network).of_batch
+        losses, gradients, squares = of_batch(batch, self.activation_memory)
+        flatten = network.parameters.flatten
+        return losses, flatten(gradients), flatten(squares)
 
     # Pieces for the other rooms -----------------------------------------------------------
 
-    def single_batch(self, samples: Samples) -> Batch | None:
-        """The samples as one batch on the device, where recording is possible and they fit."""
+    def single_batch(self, samples: Samples, largest: float = math.inf) -> Batch | None:
+        """The samples as one batch on the device, where recording is possible and they fit.
+
+        Args:
+            samples: in memory; else there is no such batch.
+            largest: bytes that its activations may take.
+        """
         if not isinstance(samples, InMemory) or not self.recordings.possible:
             return None
         if not samples.batch.size:
             return None
         self.probe(samples.batch)
-        if samples.batch.size > self.micro_batch:
+        if not self._fits(samples.batch, largest):
             return None
         return samples.batch.to(self.parameters.device)
 
     def may_record(self, batch: Batch) -> bool:
         """Whether the batch is one whose gradient may be recorded, in one piece."""
+        return self._fits(batch, LARGEST_RECORDED_ACTIVATIONS)
+
+    def _fits(self, batch: Batch, largest: float) -> bool:
         activations = batch.size * self.findings.bytes_per_sample
-        return batch.size <= self.micro_batch and activations <= LARGEST_RECORDED_ACTIVATIONS
+        return batch.size <= self.micro_batch and activations <= largest
 
     def micro_batches(self, data: Any, size: int | None = None) -> Iterator[Batch]:
         """The data in micro-batches on the parameters' device; probes the first one."""
@@ -305,3 +327,8 @@ class Objective:
     def value_mode(self) -> AbstractContextManager[Any]:
         """No autograd graph where only a value is wanted, unless the forward differentiates."""
         return torch.enable_grad() if self.findings.forward_differentiates else torch.no_grad()
+
+
+def _gradient(network: Network, batch: Batch) -> tuple[Tensor, Tensor]:
+    losses, gradients = losses_and_gradients(network, batch)
+    return losses, network.parameters.flatten(gradients)

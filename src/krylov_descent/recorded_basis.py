@@ -1,5 +1,7 @@
 """The basis of a step as one CUDA graph: all products, preconditioning and orthogonalisation."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,9 @@ from krylov_descent.curvature import CurvatureProduct
 from krylov_descent.network import Network
 from krylov_descent.preconditioner import InPlace, Preconditioner
 from krylov_descent.subspace import Subspace, cut, krylov_slots
+
+# That there are two directions before it makes the third one like all that follow.
+REHEARSED = 3
 
 
 def recorded_basis(
@@ -33,20 +38,26 @@ def recorded_basis(
         return None
 
     def build(
-        network: Network, batch: Batch, gradient: Tensor, scale: Tensor, *previous_steps: Tensor
+        directions: int,
+        network: Network,
+        batch: Batch,
+        gradient: Tensor,
+        scale: Tensor,
+        *previous_steps: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         products, joining = product.over(network, batch, scale), list(previous_steps)
-        return krylov_slots(products, preconditioner, gradient, joining, dimension)
+        return krylov_slots(products, preconditioner, gradient, joining, directions)
 
     recordings = product.objective.recordings
     recording = recordings.load(
         f"basis of {product.kind} in {dimension}",
-        build,
+        partial(build, dimension),
         batch,
         gradient,
         torch.tensor(product.scale, dtype=gradient.dtype, device=gradient.device),
         *previous_steps,
         fixed=preconditioner.tensors,
+        rehearsal=partial(build, min(REHEARSED, dimension)),
     )
     if recording is None:
         return None

@@ -16,6 +16,7 @@ differ.) What cannot be recorded is run as it is, and said so once.
 import functools
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -82,7 +83,13 @@ class Recordings:
         return (error <= PULSE_TOLERANCE * size) | ~size.isfinite()
 
     def load(
-        self, name: str, part: Part, batch: Batch, *given: Tensor, fixed: tuple[Tensor, ...] = ()
+        self,
+        name: str,
+        part: Part,
+        batch: Batch,
+        *given: Tensor,
+        fixed: tuple[Tensor, ...] = (),
+        rehearsal: Part | None = None,
     ) -> "Recording | None":
         """The recording of `part(network, batch, *given)`; None where that is not possible.
 
@@ -92,10 +99,12 @@ class Recordings:
             batch: of samples; copied to where the recording reads them.
             given: other tensors, copied likewise.
             fixed: tensors that the part reads where they are.
+            rehearsal: a short form of the part with the same kinds of kernels, to be run once
+                before it is recorded, where the part itself would take long.
         """
 
         def record(network: Network) -> Recording:
-            return Recording(network, part, batch, given)
+            return Recording(network, part, batch, given, rehearsal or part)
 
         recording = self._get(name, record, batch, given, fixed)
         if recording is not None:
@@ -184,11 +193,27 @@ class Recording:
     """A part of a step, with its own copies of the tensors that it is given."""
 
     def __init__(
-        self, network: Network, part: Part, batch: Batch, given: tuple[Tensor, ...]
+        self,
+        network: Network,
+        part: Part,
+        batch: Batch,
+        given: tuple[Tensor, ...],
+        rehearsal: Part,
     ) -> None:
         self._batch = batch.map(torch.clone)
         self._given = [tensor.clone() for tensor in given]
-        self._graph, self._result = _record(lambda: part(network, self._batch, *self._given))
+        whole, short = (
+            partial(form, network, self._batch, *self._given) for form in (part, rehearsal)
+        )
+        try:
+            self._graph, self._result = _record(whole, rehearsal=short)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            if rehearsal is part:
+                raise
+            # A library may want to set itself up for a size that the short form does not have.
+            self._graph, self._result = _record(whole, rehearsal=whole)
 
     def load(self, batch: Batch, given: tuple[Tensor, ...]) -> None:
         """Take up what is read from now on."""
@@ -230,12 +255,15 @@ class RecordedProduct:
         parameters = network.parameters
         self._batch = static
         self._vector = parameters.copy()
-        self._linearization, product = _record(lambda: linearize(network, static))
+        prepare = partial(linearize, network, static)
+        self._linearization, product = _record(prepare, rehearsal=prepare)
         self._linearization.replay()
-        self._graph, self._result = _record(
-            lambda: parameters.flatten(product(parameters.pieces(self._vector))),
-            pool=self._linearization.pool(),
-        )
+
+        def apply() -> Tensor:
+            return parameters.flatten(product(parameters.pieces(self._vector)))
+
+        pool = self._linearization.pool()
+        self._graph, self._result = _record(apply, rehearsal=apply, pool=pool)
         self._autograd_graph = product  # holds the activations
 
     def load(self, batch: Batch) -> None:
@@ -267,13 +295,13 @@ def _recording_stream(device: int) -> torch.cuda.Stream:
 
 
 def _record(
-    function: Callable[[], Result], pool: Any = None
+    function: Callable[[], Result], *, rehearsal: Callable[[], Any], pool: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """Run a function once, so that libraries set themselves up, and record it."""
+    """Record a function, after a rehearsal in which libraries set themselves up."""
     current, side = torch.cuda.current_stream(), _recording_stream(torch.cuda.current_device())
     side.wait_stream(current)
     with torch.cuda.stream(side):
-        function()
+        rehearsal()
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.batches import Batch, Samples
-from krylov_descent.linear_layers import Reach, recorded_linear_layers
+from krylov_descent.linear_layers import losses_and_gradients
 from krylov_descent.network import Network
 from krylov_descent.noise import noise_of_sum
 from krylov_descent.objective import Objective
@@ -185,12 +185,10 @@ class SubspaceObjective(ObjectiveAround):
         ) -> Tensor:
             parameters = network.parameters
             parameters.assign(theta + slots.t() @ c)
-            with recorded_linear_layers(network.eager) as layers:
-                losses = network.sample_losses(batch, eager=True)
-            gradient = parameters.flatten(Reach(network, layers).gradients(losses))
-            gradient.div_(normaliser)
+            losses, gradients = losses_and_gradients(network, batch)
+            gradient = parameters.flatten(gradients).div_(normaliser)
             parameters.add_decay(gradient)
-            value = losses.detach().sum(dtype=torch.float64) / normaliser
+            value = losses.sum(dtype=torch.float64) / normaliser
             value = value + parameters.decay_term()
             return torch.cat([value.unsqueeze(0), (slots @ gradient).double()])
 

@@ -75,9 +75,9 @@ class Spaces:
             return self._stored(product, gradient, previous)
         joining = previous()
         found = None
-        # Zeros in place of steps that are still to come, so that what the second step records
+        # Zeros in place of steps that are still to come, so that what the first step records
         # serves all that follow. They cost it products, and are cut from the basis.
-        if product.objective.recordings.possible and joining:
+        if product.objective.recordings.possible:
             to_come = [torch.zeros_like(gradient)] * (self.previous_steps - len(joining))
             found = recorded_basis(product, preconditioner, gradient, joining + to_come, dimension)
         if found is None:

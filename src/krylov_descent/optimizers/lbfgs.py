@@ -35,6 +35,7 @@ class LBFGS(DataOptimizer):
             `activation_memory`.
         activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
             free memory on a GPU by default.
+        cuda_graphs: on a GPU, record the gradient once and replay it; False to run it as it is.
 
     Cost of a step: a gradient over the data for each evaluation, and a forward pass at the end.
     Memory beyond the model, the data and activations, in vectors of n numbers: 2·history, kept
@@ -55,6 +56,7 @@ class LBFGS(DataOptimizer):
         forward: Forward | None = None,
         micro_batch: int | None = None,
         activation_memory: int | None = None,
+        cuda_graphs: bool = True,
     ) -> None:
         check_counts(iterations=iterations, history=history)
         super().__init__(
@@ -66,6 +68,7 @@ class LBFGS(DataOptimizer):
             forward=forward,
             micro_batch=micro_batch,
             activation_memory=activation_memory,
+            cuda_graphs=cuda_graphs,
         )
         self.iterations, self.history = iterations, history
 

@@ -49,6 +49,7 @@ class NonlinearCG(DataOptimizer):
             `activation_memory`.
         activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
             free memory on a GPU by default.
+        cuda_graphs: on a GPU, record the gradient once and replay it; False to run it as it is.
 
     Under an initialised process group (`torchrun`) each rank gives its own part of the data to
     `step` and gets the result of one process on all of them.
@@ -75,6 +76,7 @@ class NonlinearCG(DataOptimizer):
         forward: Forward | None = None,
         micro_batch: int | None = None,
         activation_memory: int | None = None,
+        cuda_graphs: bool = True,
     ) -> None:
         if formula not in get_args(Formula):
             raise ValueError(
@@ -95,6 +97,7 @@ class NonlinearCG(DataOptimizer):
             forward=forward,
             micro_batch=micro_batch,
             activation_memory=activation_memory,
+            cuda_graphs=cuda_graphs,
         )
         self.formula: Formula = formula
         self.iterations = iterations
