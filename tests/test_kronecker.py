@@ -13,8 +13,9 @@ from krylov_descent import (
     layer_moments,
 )
 from krylov_descent.batches import Batch
+from krylov_descent.optimizers.ksd_preconditioners import KRONECKER_DAMPING, make_preconditioner
 from krylov_descent.output_root import signs_like
-from krylov_descent.preconditioner import KRONECKER_DAMPING, InPlace, make_preconditioner
+from krylov_descent.preconditioner import InPlace
 from tests import dense
 from tests.problems import make
 

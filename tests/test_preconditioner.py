@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.objective import Objective
+from krylov_descent.optimizers.ksd_preconditioners import make_preconditioner
 from krylov_descent.preconditioner import (
     FisherDiagonal,
     Identity,
     Preconditioner,
-    make_preconditioner,
 )
 from krylov_descent.sums import Evaluation
 from tests import dense

@@ -49,7 +49,8 @@ def test_recorded_products_equal_plain_ones_at_every_step(kind: CurvatureKind) -
 METHODS = [
     KSD,
     partial(KSD, previous_steps=1),
-    partial(KSD, preconditioner="kronecker"),
+    partial(KSD, preconditioner=KroneckerFactors(after=0)),
+    partial(KSD, preconditioner=KroneckerFactors(after=2)),
     partial(KSD, preconditioner="identity"),
     HessianFree,
     partial(NonlinearCG, iterations=3),

@@ -24,7 +24,6 @@ from krylov_descent.laboratory.sources import DataError
 from krylov_descent.laboratory.training import Limits, Training
 
 CURVE_POINTS = 100
-WARM_UP_STEPS = 2
 
 
 def measure(section: str, setting: Setting) -> Section:
@@ -135,5 +134,5 @@ def _warm_up(method: str, race: str, device: torch.device) -> None:
     optimizer = make_optimizer(
         method, chosen, problem, model, rates[0] if rates else None, chosen.seconds, 0
     )
-    for _ in range(1 if METHODS[method].rates else WARM_UP_STEPS):
+    for _ in range(1 if rates else METHODS[method].first_steps):
         optimizer.step(problem.train)

@@ -28,6 +28,7 @@ class Method:
         kind: the method that it is a form of. Forms take part where the goals are about them,
             with the learning rate and the settings of the method itself.
         options: that a form has instead.
+        first_steps: after which a method without a learning rate does nothing for the first time.
     """
 
     title: str
@@ -37,6 +38,7 @@ class Method:
     gpu_only: bool = False
     kind: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    first_steps: int = 2
 
     @property
     def own_rate(self) -> bool:
@@ -66,6 +68,7 @@ METHODS: dict[str, Method] = {
         gpu_only=True,
         kind="ksd",
         options={"preconditioner": "kronecker", "dimension": 20},
+        first_steps=22,  # the first 20 have the Fisher diagonal
     ),
     "hf-tf32": Method(title="HF (tf32 products)", tf32=True, gpu_only=True, kind="hf"),
     "adam-tf32": Method(

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from krylov_descent.arguments import check_whole
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples
 from krylov_descent.double_backward import floating
 from krylov_descent.kronecker_block import Block
@@ -53,6 +54,8 @@ class KroneckerFactors:
     Args:
         epsilon: damping relative to the largest block, ε. `KSD(preconditioner="kronecker")` takes a
             tenth of its own. Too small to be felt in a dtype it is made larger.
+        after: so many steps, which KSD makes with the Fisher diagonal (see
+            `optimizers.ksd_preconditioners`); 0 for none.
 
     Cost beyond the Fisher diagonal, for layers p × q: one gradient over B, (p² + q²)|B|
     multiplications, two Cholesky factorisations and inverses; for each vector of the basis
@@ -60,8 +63,12 @@ class KroneckerFactors:
     D times the basis, as much as the basis itself (see `Images`).
     """
 
-    def __init__(self, epsilon: float = 1e-5) -> None:
+    def __init__(self, epsilon: float = 1e-5, *, after: int = 20) -> None:
+        check_whole(after=after)
+        if after < 0:
+            raise ValueError(f"`after` must be at least 0, found {after}")
         self._epsilon = epsilon
+        self.after = after
         self._squares: Tensor | None = None
         self._diagonal = torch.empty(0)
         self._blocks: list[Block] = []
@@ -104,6 +111,12 @@ class KroneckerFactors:
         if not self._replay(objective, batches):
             self._learn_from(objective, batches)
         self._squares = None
+
+    def check(self, objective: Objective, batches: Sequence[Batch]) -> None:
+        """Refuse a loss whose curvature has no root in closed form; asked once a model."""
+        with objective.ranks.own_work():
+            for batch in batches[:1]:
+                self._form_in_outputs(objective, batch)
 
     def _replay(self, objective: Objective, batches: Sequence[Batch]) -> bool:
         """All of it as one CUDA graph; False where that is not possible."""

@@ -13,12 +13,8 @@ import torch
 from torch import Tensor
 
 from krylov_descent.batches import Batch
-from krylov_descent.kronecker import KroneckerFactors
 from krylov_descent.objective import Objective
 from krylov_descent.sums import Evaluation
-
-# Of ε: a floor under the entries of a diagonal is felt by few of them, damping by all.
-KRONECKER_DAMPING = 0.1
 
 
 class Metric(Protocol):
@@ -149,19 +145,3 @@ class Identity:
     def part(self, part: slice) -> Entrywise:
         """The same for any part."""
         return self
-
-
-def make_preconditioner(given: "str | Preconditioner", epsilon: float) -> Preconditioner:
-    """The preconditioner of a name, or the object itself."""
-    if given == "fisher-diagonal":
-        return FisherDiagonal(epsilon)
-    if given == "kronecker":
-        return KroneckerFactors(KRONECKER_DAMPING * epsilon)
-    if given == "identity":
-        return Identity()
-    if isinstance(given, Preconditioner) and not isinstance(given, str):
-        return given
-    raise ValueError(
-        "`preconditioner` must be 'fisher-diagonal', 'kronecker', 'identity' or an object with "
-        f"update(objective, data), solve(vector) and multiply(vector), found {given!r}"
-    )

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 from krylov_descent import KSD, Status, StepResult
 from tests.optimizers.unchanged import network, samples, unchanged
+from tests.preconditioners import at_once
 
 
 def refused(optimizer: KSD, data: Any, **sets: Any) -> StepResult:
@@ -76,7 +77,8 @@ def test_a_gradient_that_is_not_finite() -> None:
 
 @pytest.mark.parametrize("preconditioner", ["identity", "fisher-diagonal", "kronecker"])
 def test_a_product_that_is_not_finite(preconditioner: str) -> None:
-    optimizer = KSD(Powers(1.5), row_sums, curvature="hessian", preconditioner=preconditioner)
+    chosen = at_once(preconditioner)
+    optimizer = KSD(Powers(1.5), row_sums, curvature="hessian", preconditioner=chosen)
     result = refused(optimizer, (torch.ones(4, 3), None))
     assert result.status is Status.NOT_FINITE
     assert "a curvature product on B is not finite" in result.reason
@@ -122,7 +124,7 @@ def test_a_zero_gradient_is_stationary(preconditioner: str) -> None:
     x, _ = samples()
     with torch.no_grad():
         y = model(x)
-    optimizer = KSD(model, nn.MSELoss(), preconditioner=preconditioner)
+    optimizer = KSD(model, nn.MSELoss(), preconditioner=at_once(preconditioner))
     result = refused(optimizer, (x, y))
     assert result.status is Status.STATIONARY
     assert result.gradient_norm == 0

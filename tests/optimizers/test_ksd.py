@@ -12,6 +12,7 @@ from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.optimizers.ksd import PREVIOUS_STEP
 from krylov_descent.subspace import krylov_basis
 from tests import dense
+from tests.preconditioners import at_once
 from tests.problems import Problem, make
 
 CURVATURES: list[CurvatureKind] = ["gauss-newton", "hessian", "fisher"]
@@ -177,7 +178,7 @@ def test_one_step_reaches_the_minimum_of_a_quadratic(
         nn.MSELoss(),
         dimension=20,  # n = 18
         curvature=kind,
-        preconditioner=name,
+        preconditioner=at_once(name),
         weight_decay=decay,
     )
     result = optimizer.step((x, y))

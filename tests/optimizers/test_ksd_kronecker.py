@@ -30,7 +30,7 @@ def excess(model: nn.Linear, x: Tensor, y: Tensor) -> float:
 
 def test_a_single_direction_is_that_of_newton() -> None:
     found = {}
-    for preconditioner in (KroneckerFactors(1e-20), "fisher-diagonal"):
+    for preconditioner in (KroneckerFactors(1e-20, after=0), "fisher-diagonal"):
         model, x, y = regression()
         KSD(model, nn.MSELoss(), dimension=1, subset_size=1.0, preconditioner=preconditioner).step(
             (x, y)
@@ -51,10 +51,35 @@ def test_steps_go_down(name: str, curvature: Any, loss: str) -> None:
         problem.loss,
         dimension=4,
         curvature=curvature,
-        preconditioner="kronecker",
+        preconditioner=KroneckerFactors(after=0),
     )
     assert optimizer.step(problem.data).status is Status.MOVED
     assert dense.value(problem) < before
+
+
+def test_the_first_steps_have_the_diagonal() -> None:
+    """To the bit; and those that follow have not."""
+    runs = []
+    for preconditioner in ("fisher-diagonal", KroneckerFactors(after=2), "kronecker"):
+        problem = make("mlp", "mse")
+        options: dict[str, Any] = {"dimension": 3, "preconditioner": preconditioner}
+        optimizer = KSD(problem.model, problem.loss, **options)
+        runs.append([optimizer.step(problem.data).loss_after for _ in range(3)])
+    diagonal, two, twenty = runs
+    assert diagonal == twenty
+    assert diagonal[:2] == two[:2]
+    assert diagonal[2] != two[2]
+
+
+@pytest.mark.parametrize(
+    ("after", "error", "problem"),
+    [(-1, ValueError, "at least 0"), (1.5, TypeError, "whole number")],
+)
+def test_a_wrong_number_of_first_steps_is_refused(
+    after: Any, error: type[Exception], problem: str
+) -> None:
+    with pytest.raises(error, match=f"`after` must be.*{problem}"):
+        KroneckerFactors(after=after)
 
 
 def test_resuming_goes_on_bit_for_bit() -> None:
@@ -64,8 +89,8 @@ def test_resuming_goes_on_bit_for_bit() -> None:
     def start() -> tuple[nn.Module, KSD]:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
-        options: dict[str, Any] = {"dimension": 3, "subset_size": 20, "preconditioner": "kronecker"}
-        return model, KSD(model, nn.MSELoss(), **options)
+        factors = KroneckerFactors(after=3)
+        return model, KSD(model, nn.MSELoss(), dimension=3, subset_size=20, preconditioner=factors)
 
     model, optimizer = start()
     for _ in range(2):
@@ -74,7 +99,7 @@ def test_resuming_goes_on_bit_for_bit() -> None:
     twin, resumed = start()
     twin.load_state_dict(saved[0])
     resumed.load_state_dict(saved[1])
-    for _ in range(2):
+    for _ in range(3):  # of which the first has the diagonal, and the others factors
         optimizer.step((x, y))
         resumed.step((x, y))
     for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
@@ -96,7 +121,8 @@ def test_a_loss_of_another_form_leaves_the_parameters_alone() -> None:
 def test_what_is_not_finite_on_b_is_told() -> None:
     torch.manual_seed(0)
     model, x, y = nn.Linear(3, 4), torch.randn(10, 3), torch.arange(10) % 4
-    optimizer = KSD(model, nn.CrossEntropyLoss(), dimension=2, preconditioner="kronecker")
+    factors = KroneckerFactors(after=0)
+    optimizer = KSD(model, nn.CrossEntropyLoss(), dimension=2, preconditioner=factors)
     assert optimizer.step((x, y)).status is Status.MOVED
     result = optimizer.step((x, y), curvature_data=(x * torch.nan, y))
     assert result.status is Status.NOT_FINITE
@@ -112,8 +138,8 @@ def test_a_loss_in_other_units_makes_the_same_step() -> None:
             return unit * ((z - y) ** 2).mean(1)
 
         problem = make("conv", "mse")
-        options: dict[str, Any] = {"preconditioner": "kronecker", "epsilon": 1e-2}
-        optimizer = KSD(problem.model, loss, dimension=2, **options)
+        factors = KroneckerFactors(1e-3, after=0)
+        optimizer = KSD(problem.model, loss, dimension=2, epsilon=1e-2, preconditioner=factors)
         return optimizer.step(problem.data).loss_after / unit
 
     found = [loss_after(unit) for unit in (0.01, 1.0, 100.0)]
@@ -130,5 +156,6 @@ def test_an_empty_parameter_is_no_matter() -> None:
     model = nn.Linear(3, 2).double()
     model.extra = nn.Parameter(torch.empty(0, dtype=torch.float64))
     data = torch.randn(5, 3).double(), torch.randn(5, 2).double()
-    optimizer = KSD(model, nn.MSELoss(), dimension=2, preconditioner="kronecker")
+    factors = KroneckerFactors(after=0)
+    optimizer = KSD(model, nn.MSELoss(), dimension=2, preconditioner=factors)
     assert optimizer.step(data).status is Status.MOVED

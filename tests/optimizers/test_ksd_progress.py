@@ -13,6 +13,7 @@ from krylov_descent.curvature import CurvatureKind
 from krylov_descent.objective import Objective
 from krylov_descent.sums import Evaluation
 from tests import dense
+from tests.preconditioners import at_once
 from tests.problems import Problem, make, physics_informed
 
 CURVATURES: list[CurvatureKind] = ["gauss-newton", "hessian", "fisher"]
@@ -71,7 +72,7 @@ def test_the_loss_of_a_physics_informed_net_goes_down() -> None:
 @pytest.mark.parametrize("kind", CURVATURES)
 @pytest.mark.parametrize("name", PRECONDITIONERS)
 def test_every_curvature_with_every_preconditioner(kind: CurvatureKind, name: str) -> None:
-    check_progress(make("mlp", "cross-entropy"), curvature=kind, preconditioner=name)
+    check_progress(make("mlp", "cross-entropy"), curvature=kind, preconditioner=at_once(name))
 
 
 # The preconditioner --------------------------------------------------------------------------
@@ -168,7 +169,8 @@ def test_a_step_is_a_decrease_or_no_change_at_all(
             first.bias.fill_(-100)
         elif degenerate == "huge":
             y *= 1e6
-    optimizer = KSD(model, nn.MSELoss(), dimension=dimension, curvature=kind, preconditioner=name)
+    chosen = at_once(name)
+    optimizer = KSD(model, nn.MSELoss(), dimension=dimension, curvature=kind, preconditioner=chosen)
     n = sum(p.numel() for p in model.parameters())
 
     def loss() -> float:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from krylov_descent import KSD, FisherDiagonal
 from krylov_descent.objective import Objective
 from krylov_descent.sums import Evaluation
+from tests.preconditioners import at_once
 
 K = 10
 WIDTHS = 800, 800, 800  # two layers, 1.3 million parameters, 5 MB
@@ -57,6 +58,8 @@ def build(settings: dict[str, Any]) -> KSD:
     torch.manual_seed(0)
     if settings == TOO_MUCH:
         settings = {"preconditioner": ThreeVectorsMore()}
+    elif "preconditioner" in settings:
+        settings = settings | {"preconditioner": at_once(settings["preconditioner"])}
     model = nn.Sequential(nn.Linear(*WIDTHS[:2]), nn.Tanh(), nn.Linear(*WIDTHS[1:]))
     return KSD(model, nn.MSELoss(), dimension=K, bfgs_iterations=3, **settings)
 

@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent import KSD, FirstOrder, HessianFree, NonlinearCG, Status
+from krylov_descent import (
+    KSD,
+    FirstOrder,
+    HessianFree,
+    KroneckerFactors,
+    NonlinearCG,
+    Status,
+)
 from krylov_descent.optimizers.ksd import PREVIOUS_STEP
 
 
@@ -148,7 +155,7 @@ def test_parameters_keep_their_storage() -> None:
     "make_optimizer",
     [
         partial(KSD, dimension=3),
-        partial(KSD, dimension=3, preconditioner="kronecker"),
+        partial(KSD, dimension=3, preconditioner=KroneckerFactors(after=1)),
         HessianFree,
         NonlinearCG,
         partial(FirstOrder, optimizer=torch.optim.Adam, batch_size=10),

@@ -18,6 +18,7 @@ from krylov_descent.objective import Objective
 from krylov_descent.optimizers import growing_sets
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.ksd_preconditioners import Stages
 from krylov_descent.optimizers.ksd_spaces import (
     AnySubspace,
     BasisKind,
@@ -27,7 +28,7 @@ from krylov_descent.optimizers.ksd_spaces import (
 )
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.precision import derivatives_in_tf32
-from krylov_descent.preconditioner import FromCurvatureSet, Preconditioner, make_preconditioner
+from krylov_descent.preconditioner import Preconditioner
 from krylov_descent.subsets import LEAST_FIXED, Reservoir, Size, SubsetSizes, draw
 from krylov_descent.subspace import Coordinates, subspace_is_known
 from krylov_descent.sums import Evaluation
@@ -60,8 +61,8 @@ class KSD(DataOptimizer):
             `requires_grad=False` are left alone.
         dimension: K, the dimension of the Krylov subspace.
         curvature: "gauss-newton", "hessian" or "fisher".
-        preconditioner: "fisher-diagonal", "kronecker" (see `KroneckerFactors`), "identity", or an
-            object with the `Preconditioner` protocol.
+        preconditioner: "fisher-diagonal", "kronecker" (see `KroneckerFactors`; after 20 steps with
+            the diagonal), "identity", or an object with the `Preconditioner` protocol.
         subset_size: size of B and C: "fixed" (N/K, at least 1,000), "auto" (the same, but where all
             steps have the same tensors it begins with less for large models on a CPU, down to 250,
             and is doubled when less than half of a step's worth on C is seen on A), "paper" (N/K),
@@ -183,7 +184,7 @@ class KSD(DataOptimizer):
         )
         self.dimension = dimension
         self.curvature = Curvature(curvature)
-        self.preconditioner = make_preconditioner(preconditioner, epsilon)
+        self.preconditioners = Stages(preconditioner, epsilon)
         least = growing_sets.least_samples(self.objective.parameters)
         self.subset_sizes = SubsetSizes.checked(subset_size, dimension, least)
         if self.subset_sizes.grow:
@@ -194,7 +195,8 @@ class KSD(DataOptimizer):
         self.tf32 = tf32
         like = self.objective.parameters.tensors[0]
         storage = Storage.checked(basis_dtype, basis_device, like)
-        self.spaces = Spaces(basis, storage, self.preconditioner, dimension, previous_steps)
+        self.spaces = Spaces(basis, storage, dimension, previous_steps)
+        self.spaces.check(self.preconditioner)
         numbered = (f"{PREVIOUS_STEP}_{i}" for i in range(2, previous_steps + 1))
         self._previous = [PREVIOUS_STEP, *numbered]  # in the state, newest first
 
@@ -245,6 +247,11 @@ class KSD(DataOptimizer):
             growing_sets.learn(self.param_groups[0], result)
         return result
 
+    @property
+    def preconditioner(self) -> Preconditioner:
+        """D as it was asked for."""
+        return self.preconditioners.last
+
     def _compare_data(self, data: Any, *, drawn: bool) -> None:
         """Note whether the step has the data of the step before, and draws its sets from them."""
         group = self.param_groups[0]
@@ -286,6 +293,7 @@ class _Step:
 
     def __init__(self, optimizer: KSD, objective: Objective) -> None:
         self.optimizer, self.objective, self.ranks = optimizer, objective, objective.ranks
+        self.preconditioner = optimizer.preconditioners.at(optimizer.steps)
         self.account = Account()
 
     def run(self, data: Any, curvature_data: Any, objective_data: Any) -> StepResult:
@@ -353,7 +361,7 @@ class _Step:
             # Each rank draws keys of its own for the samples that flow by it.
             generator = optimizer._generator(ranks.rank)
             samples = Reservoir(samples, optimizer._sizes, generator, ranks)
-        found = optimizer.preconditioner.update(self.objective, samples)
+        found = self.preconditioner.update(self.objective, samples)
         self.account.note(loss=found.value, samples=found.samples)
         self.account.count(found.samples)
 
@@ -378,11 +386,13 @@ class _Step:
         """Algorithm 2."""
         optimizer = self.optimizer
         product = optimizer.curvature.at(self.objective, curvature_set)
-        if isinstance(optimizer.preconditioner, FromCurvatureSet):
-            optimizer.preconditioner.learn(self.objective, product.batches)
-            self.account.count(product.samples)
+        learnt = optimizer.preconditioners.learn(self.preconditioner, self.objective, product)
+        self.account.count(learnt)
         subspace = optimizer.spaces.subspace(
-            product, gradient, lambda: optimizer._get_vectors(optimizer._previous)
+            product,
+            self.preconditioner,
+            gradient,
+            lambda: optimizer._get_vectors(optimizer._previous),
         )
         self.account.note(
             rank=subspace.rank,

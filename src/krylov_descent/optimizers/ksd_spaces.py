@@ -35,14 +35,12 @@ class Spaces:
     Attributes:
         basis: on every rank as a whole, or in slices.
         storage: in which dtype, and where.
-        preconditioner: D.
         dimension: K.
         previous_steps: m, of which there are fewer in the first steps.
     """
 
     basis: BasisKind
     storage: Storage
-    preconditioner: Preconditioner
     dimension: int
     previous_steps: int
 
@@ -52,28 +50,35 @@ class Spaces:
                 f"`basis` must be one of {', '.join(map(repr, get_args(BasisKind)))}, "
                 f"found {self.basis!r}"
             )
-        if self.basis == "sharded" and not isinstance(self.preconditioner, EntrywisePreconditioner):
+
+    def check(self, preconditioner: Preconditioner) -> None:
+        """Refuse one that a basis in slices cannot be made with."""
+        if self.basis == "sharded" and not isinstance(preconditioner, EntrywisePreconditioner):
             raise ValueError(
                 "`basis='sharded'` needs a preconditioner that acts entry by entry, with a method "
-                f"part(slice), which {type(self.preconditioner).__name__} has not: "
+                f"part(slice), which {type(preconditioner).__name__} has not: "
                 "use 'fisher-diagonal' or 'identity', or basis='replicated'"
             )
 
     def subspace(
-        self, product: CurvatureProduct, gradient: Tensor, previous: Callable[[], list[Tensor]]
+        self,
+        product: CurvatureProduct,
+        preconditioner: Preconditioner,
+        gradient: Tensor,
+        previous: Callable[[], list[Tensor]],
     ) -> AnySubspace:
         """Algorithm 2.
 
         Args:
             product: v → Hv on B.
+            preconditioner: D.
             gradient: g [n].
             previous: gives the previous steps [n], copies that are not held on to here.
         """
         ranks = product.objective.ranks
-        preconditioner, dimension = self.preconditioner, self.dimension
         if ranks.together or self.basis == "sharded" or not self.storage.is_plain:
-            return self._stored(product, gradient, previous)
-        joining = previous()
+            return self._stored(product, preconditioner, gradient, previous)
+        joining, dimension = previous(), self.dimension
         found = None
         # Zeros in place of steps that are still to come, so that what the first step records
         # serves all that follow. They cost it products, and are cut from the basis.
@@ -85,15 +90,19 @@ class Spaces:
         return found
 
     def _stored(
-        self, product: CurvatureProduct, gradient: Tensor, previous: Callable[[], list[Tensor]]
+        self,
+        product: CurvatureProduct,
+        preconditioner: Preconditioner,
+        gradient: Tensor,
+        previous: Callable[[], list[Tensor]],
     ) -> StoredSubspace:
         ranks, size = product.objective.ranks, gradient.numel()
         placement: Replicated | Sharded = Replicated(ranks, size)
-        metric: Metric = self.preconditioner
+        metric: Metric = preconditioner
         if self.basis == "sharded":
             placement = Sharded(ranks, size)
-            assert isinstance(self.preconditioner, EntrywisePreconditioner)
-            metric = self.preconditioner.part(placement.part)
+            assert isinstance(preconditioner, EntrywisePreconditioner)
+            metric = preconditioner.part(placement.part)
         return stored_krylov_basis(
             product.part,
             metric,

@@ -1,0 +1,74 @@
+"""Which preconditioner D a step of KSD has.
+
+Kronecker factors come after some steps with the Fisher diagonal. At first all samples are wrong in
+the same way, as long as the mean of the targets is not learnt. Each layer could mend that alone,
+and as the factors know nothing of the other layers, D⁻¹g has all of them do it; in a deep net that
+saturates hidden units for good. The diagonal of squared gradients is large where the gradients of
+the samples agree, and holds back there.
+"""
+
+from krylov_descent.curvature import CurvatureProduct
+from krylov_descent.kronecker import KroneckerFactors
+from krylov_descent.objective import Objective
+from krylov_descent.preconditioner import (
+    FisherDiagonal,
+    FromCurvatureSet,
+    Identity,
+    Preconditioner,
+)
+
+# Of ε: a floor under the entries of a diagonal is felt by few of them, damping by all.
+KRONECKER_DAMPING = 0.1
+
+
+class Stages:
+    """The preconditioners of a training, one after another.
+
+    Args:
+        given: a name, or the object itself.
+        epsilon: the paper's ε.
+
+    Attributes:
+        last: the one that was asked for.
+    """
+
+    def __init__(self, given: str | Preconditioner, epsilon: float) -> None:
+        self.last = make_preconditioner(given, epsilon)
+        self._epsilon = epsilon
+        self._first: FisherDiagonal | None = None
+
+    def at(self, steps: int) -> Preconditioner:
+        """D for the step that follows so many."""
+        if not isinstance(self.last, KroneckerFactors) or steps >= self.last.after:
+            self._first = None
+            return self.last
+        self._first = self._first or FisherDiagonal(self._epsilon)
+        return self._first
+
+    def learn(
+        self, current: Preconditioner, objective: Objective, product: CurvatureProduct
+    ) -> int:
+        """Complete D with the samples of B; how many of them it took the gradient of."""
+        if isinstance(current, FromCurvatureSet):
+            current.learn(objective, product.batches)
+            return product.samples
+        if isinstance(self.last, KroneckerFactors):
+            # Its time will come: what it cannot work with is told at the first step.
+            self.last.check(objective, product.batches)
+        return 0
+
+
+def make_preconditioner(given: str | Preconditioner, epsilon: float) -> Preconditioner:
+    """The preconditioner of a name, or the object itself."""
+    if given == "fisher-diagonal":
+        return FisherDiagonal(epsilon)
+    if given == "kronecker":
+        return KroneckerFactors(KRONECKER_DAMPING * epsilon)
+    if given == "identity":
+        return Identity()
+    if isinstance(given, Preconditioner) and not isinstance(given, str):
+        return given
+    raise ValueError(
+        "`preconditioner` must be 'fisher-diagonal', 'kronecker', 'identity' or an object with "
+        f"update(objective, data), solve(vector) and multiply(vector), found {given!r}"
+    )
