@@ -17,7 +17,6 @@ from krylov_descent.laboratory.reproduce import (
     exhibit,
 )
 
-
 AUTOENCODERS = ("curves", "curves-code-6", "mnist-autoencoder")
 
 
