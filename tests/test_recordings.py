@@ -46,11 +46,18 @@ def test_recorded_products_equal_plain_ones_at_every_step(kind: CurvatureKind) -
                 p.add_(0.1 * torch.randn_like(p))
 
 
+def with_factors(after: int) -> Callable[..., DataOptimizer]:
+    """KSD with Kronecker factors of its own each time."""
+    return lambda *args, **options: KSD(
+        *args, preconditioner=KroneckerFactors(after=after), **options
+    )
+
+
 METHODS = [
     KSD,
     partial(KSD, previous_steps=1),
-    partial(KSD, preconditioner=KroneckerFactors(after=0)),
-    partial(KSD, preconditioner=KroneckerFactors(after=2)),
+    with_factors(after=0),
+    with_factors(after=2),
     partial(KSD, preconditioner="identity"),
     HessianFree,
     partial(NonlinearCG, iterations=3),
@@ -136,8 +143,47 @@ def test_a_compiled_model_stays_compiled_where_its_gradient_is_taken() -> None:
     net = torch.compile(small_net(torch.float64), backend="eager")
     assert isinstance(net, nn.Module)
     objective = Objective(net, nn.CrossEntropyLoss())
-    objective.value_and_gradient(samples(dtype=torch.float64))
+    for _ in range(3):
+        objective.value_and_gradient(samples(dtype=torch.float64))
     assert "gradient" not in objective.recordings._held
+
+
+def test_a_gradient_is_recorded_when_it_is_asked_for_again() -> None:
+    """And not for sets in turn, of which each would take the place of the other."""
+    net = small_net(torch.float64)
+    recorded = Objective(net, nn.CrossEntropyLoss())
+    plain = Objective(net, nn.CrossEntropyLoss(), cuda_graphs=False)
+    held = []
+    for count in (64, 48, 64, 48, 48, 48):
+        data = samples(count, torch.float64)
+        ours, theirs = (objective.value_and_gradient(data) for objective in (recorded, plain))
+        assert ours.value == pytest.approx(theirs.value, rel=1e-12)
+        torch.testing.assert_close(ours.gradient, theirs.gradient, rtol=1e-10, atol=1e-14)
+        held.append("gradient" in recorded.recordings._held)
+    assert held == [False, False, False, False, True, True]
+
+
+def test_autocast_around_an_objective_is_seen() -> None:
+    objective, data = Objective(small_net(), nn.CrossEntropyLoss()), samples()
+    exact = objective.value_and_gradient(data)
+    with torch.autocast("cuda", torch.bfloat16):
+        rounded = [objective.value_and_gradient(data).gradient for _ in range(3)]
+    again = [objective.value_and_gradient(data).gradient for _ in range(3)]
+    for gradient in rounded:
+        assert (gradient - exact.gradient).norm() > 1e-4 * exact.gradient.norm()
+    for gradient in again:
+        torch.testing.assert_close(gradient, exact.gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_what_only_the_first_steps_record_is_let_go() -> None:
+    """With Kronecker factors there are no squares any more."""
+    optimizer = with_factors(after=3)(small_net(), nn.CrossEntropyLoss())
+    names = []
+    for _ in range(6):
+        optimizer.step(samples(200))
+        names.append({n for n in optimizer.objective.recordings._held if "gradient" in n})
+    assert names[2] == {"gradient and squares"}
+    assert names[5] == {"gradient"}
 
 
 def test_other_threads_may_use_the_device_meanwhile() -> None:

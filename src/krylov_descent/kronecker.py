@@ -54,8 +54,8 @@ class KroneckerFactors:
     Args:
         epsilon: damping relative to the largest block, ε. `KSD(preconditioner="kronecker")` takes a
             tenth of its own. Too small to be felt in a dtype it is made larger.
-        after: so many steps, which KSD makes with the Fisher diagonal (see
-            `optimizers.ksd_preconditioners`); 0 for none.
+        after: how many steps KSD makes with the Fisher diagonal first (see
+            `optimizers.ksd_preconditioners`).
 
     Cost beyond the Fisher diagonal, for layers p × q: one gradient over B, (p² + q²)|B|
     multiplications, two Cholesky factorisations and inverses; for each vector of the basis
@@ -74,6 +74,9 @@ class KroneckerFactors:
         self._blocks: list[Block] = []
         self._parameters: FlatParameters | None = None
         self._form: tuple[Findings, Form] | None = None
+
+    def __repr__(self) -> str:
+        return f"KroneckerFactors({self._epsilon:g}, after={self.after})"
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -113,7 +116,7 @@ class KroneckerFactors:
         self._squares = None
 
     def check(self, objective: Objective, batches: Sequence[Batch]) -> None:
-        """Refuse a loss whose curvature has no root in closed form; asked once a model."""
+        """Refuse a loss whose curvature has no root in closed form."""
         with objective.ranks.own_work():
             for batch in batches[:1]:
                 self._form_in_outputs(objective, batch)

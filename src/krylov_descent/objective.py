@@ -11,7 +11,6 @@ Under a process group each rank walks over its own samples, and the sums are tho
 ranks (see `distributed`).
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -144,10 +143,11 @@ class Objective:
         sums = self._sums()
         total: Tensor | None = None
         with self.ranks.own_work():
-            batch, found = self._recordable(data), None
-            # A model that the user compiled stays compiled.
-            if batch is not None and self.network.model is self.network.eager:
-                found = self._replay("gradient", _gradient, batch, sums)
+            # What torch.compile made of the model is not given up for a recording.
+            compiled = self.network.model is not self.network.eager
+            whole, found = None if compiled else self._recordable(data), None
+            if whole is not None:
+                found = self._replay("gradient", _gradient, whole, sums, when_repeated=True)
             total = self._add_gradients(sums, data) if found is None else found[0]
         return sums.evaluation(total, None)
 
@@ -222,11 +222,14 @@ class Objective:
         return Whole(int(size), normaliser)
 
     def _recordable(self, data: Any) -> Batch | None:
-        """All samples as one batch, where its gradient may be recorded."""
+        """All samples as one batch, where they are, if its gradient may be recorded."""
         samples = as_samples(data, may_be_empty=self.ranks.together)
-        return self.single_batch(samples, LARGEST_RECORDED_ACTIVATIONS)
+        batch = self._in_one_piece(samples)
+        return batch if batch is not None and self.may_record(batch) else None
 
-    def _replay(self, name: str, part: Part, batch: Batch, sums: Sums) -> list[Tensor] | None:
+    def _replay(
+        self, name: str, part: Part, batch: Batch, sums: Sums, *, when_repeated: bool = False
+    ) -> list[Tensor] | None:
         """What a part gives for a batch, by a recording; None where there is none.
 
         Args:
@@ -234,8 +237,10 @@ class Objective:
             part: gives the losses, and vectors.
             batch: for which there may be a recording.
             sums: that the losses go into.
+            when_repeated: not at the first call; the second one may be for other data.
         """
-        recording = self.recordings.load(name, part, batch)
+        batch = batch.to(self.parameters.device)
+        recording = self.recordings.load(name, part, batch, when_repeated=when_repeated)
         if recording is None:
             return None
         losses, *vectors = recording()
@@ -256,29 +261,24 @@ class Objective:
 
     # Pieces for the other rooms -----------------------------------------------------------
 
-    def single_batch(self, samples: Samples, largest: float = math.inf) -> Batch | None:
-        """The samples as one batch on the device, where recording is possible and they fit.
+    def single_batch(self, samples: Samples) -> Batch | None:
+        """The samples as one batch on the device, where recording is possible and they fit."""
+        batch = self._in_one_piece(samples)
+        return None if batch is None else batch.to(self.parameters.device)
 
-        Args:
-            samples: in memory; else there is no such batch.
-            largest: bytes that its activations may take.
-        """
+    def _in_one_piece(self, samples: Samples) -> Batch | None:
+        """The same where they are."""
         if not isinstance(samples, InMemory) or not self.recordings.possible:
             return None
         if not samples.batch.size:
             return None
         self.probe(samples.batch)
-        if not self._fits(samples.batch, largest):
-            return None
-        return samples.batch.to(self.parameters.device)
+        return samples.batch if samples.batch.size <= self.micro_batch else None
 
     def may_record(self, batch: Batch) -> bool:
         """Whether the batch is one whose gradient may be recorded, in one piece."""
-        return self._fits(batch, LARGEST_RECORDED_ACTIVATIONS)
-
-    def _fits(self, batch: Batch, largest: float) -> bool:
         activations = batch.size * self.findings.bytes_per_sample
-        return batch.size <= self.micro_batch and activations <= largest
+        return batch.size <= self.micro_batch and activations <= LARGEST_RECORDED_ACTIVATIONS
 
     def micro_batches(self, data: Any, size: int | None = None) -> Iterator[Batch]:
         """The data in micro-batches on the parameters' device; probes the first one."""

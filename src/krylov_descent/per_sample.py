@@ -83,6 +83,7 @@ class SquaredGradients:
         if not self.settled:
             few = torch.linspace(0, batch.size - 1, min(batch.size, TRUST_SAMPLES)).long()
             self._decide_trust(batch.select(few), position, memory)
+            self.settled = all(id(layer.module) in self._trusted for layer in candidates)
         factored = [layer for layer in candidates if self._trusted.get(id(layer.module))]
 
         covered = {id(p) for layer in factored for p in (layer.module.weight, layer.module.bias)}

@@ -8,9 +8,10 @@ kernels are long enough to hide their launches, and memory is dearer.
 
 What is recorded holds for the shapes, addresses and flags it was recorded with, which are compared
 before each use. A Python number that a forward pass reads (an annealed weight, say) is none of
-these, so once per step KSD and Hessian-Free run a few samples both ways; if they differ, everything
-is recorded anew. (Mini-batches are recorded on request alone: with dropout both ways always
-differ.) What cannot be recorded is run as it is, and said so once.
+these, so at each step of KSD and Hessian-Free, and at each gradient of the others, a few samples
+are run both ways; if they differ by a thousandth, everything is recorded anew. (Mini-batches are
+recorded on request alone: with dropout both ways always differ.) What cannot be recorded is run as
+it is, and said so once.
 """
 
 import functools
@@ -52,11 +53,12 @@ class Recordings:
     def __init__(self, network: Network, wanted: bool) -> None:
         self._network, self._wanted = network, wanted
         self._held: dict[str, tuple[Key, Any]] = {}
+        self._asked: dict[str, Key] = {}
         self._impossible: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model lies elsewhere in memory, and is recorded anew.
-        return vars(self) | {"_held": {}}
+        return vars(self) | {"_held": {}, "_asked": {}}
 
     @property
     def possible(self) -> bool:
@@ -67,7 +69,12 @@ class Recordings:
 
     def clear(self) -> None:
         """Forget everything: the model has changed."""
-        self._held, self._impossible = {}, set()
+        self.release()
+        self._impossible = set()
+
+    def release(self) -> None:
+        """Let go of everything, and of its memory: what is recorded from now on is not the same."""
+        self._held, self._asked = {}, {}
 
     def still_true(self, batch: Batch) -> Tensor:
         """Run a few samples both ways: whether they agree, a boolean still on the device."""
@@ -90,6 +97,7 @@ class Recordings:
         *given: Tensor,
         fixed: tuple[Tensor, ...] = (),
         rehearsal: Part | None = None,
+        when_repeated: bool = False,
     ) -> "Recording | None":
         """The recording of `part(network, batch, *given)`; None where that is not possible.
 
@@ -101,12 +109,14 @@ class Recordings:
             fixed: tensors that the part reads where they are.
             rehearsal: a short form of the part with the same kinds of kernels, to be run once
                 before it is recorded, where the part itself would take long.
+            when_repeated: record it only when it is asked for a second time in a row for such a
+                batch.
         """
 
         def record(network: Network) -> Recording:
             return Recording(network, part, batch, given, rehearsal or part)
 
-        recording = self._get(name, record, batch, given, fixed)
+        recording = self._get(name, record, batch, given, fixed, when_repeated=when_repeated)
         if recording is not None:
             recording.load(batch, given)
         return recording
@@ -128,12 +138,17 @@ class Recordings:
         batch: Batch,
         given: tuple[Tensor, ...] = (),
         fixed: tuple[Tensor, ...] = (),
+        *,
+        when_repeated: bool = False,
     ) -> Recorded | None:
         if not self.possible or name in self._impossible:
             return None
         key = self._key(batch, given, fixed)
         if name not in self._held or self._held[name][0] != key:
             self._held.pop(name, None)
+            asked, self._asked[name] = self._asked.get(name), key
+            if when_repeated and asked != key:
+                return None
             try:
                 # What is recorded is what the current device does, whichever has the parameters.
                 with torch.cuda.device(self._network.parameters.device):
@@ -157,10 +172,13 @@ class Recordings:
         network = self._network
         copied = [*tensors_in((batch.inputs, batch.targets)), *given]
         places = [*network.eager.parameters(), *network.eager.buffers(), *fixed]
+        kind = network.parameters.device.type
         return (
             tuple((t.shape, t.dtype) for t in copied),
             tuple((t.data_ptr(), t.shape) for t in places),
+            # Of a step that is under way, and around everything else.
             network.autocast,
+            torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
             precisions(),
         )
 
@@ -205,15 +223,16 @@ class Recording:
         whole, short = (
             partial(form, network, self._batch, *self._given) for form in (part, rehearsal)
         )
+        found = None
         try:
-            self._graph, self._result = _record(whole, rehearsal=short)
+            found = _record(whole, rehearsal=short)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
             if rehearsal is part:
                 raise
-            # A library may want to set itself up for a size that the short form does not have.
-            self._graph, self._result = _record(whole, rehearsal=whole)
+        # A library may want to set itself up for a size that the short form does not have.
+        self._graph, self._result = found or _record(whole, rehearsal=whole)
 
     def load(self, batch: Batch, given: tuple[Tensor, ...]) -> None:
         """Take up what is read from now on."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from krylov_descent import FirstOrder
+from krylov_descent import FirstOrder, KroneckerFactors
 from krylov_descent.optimizers.base import DataOptimizer
 from tests.distributed.work import SAMPLES, make, own, rank
 from tests.optimizers.nets import classes, net, parameters_of
@@ -160,7 +160,10 @@ def differing(what: str) -> str:
     if odd and what == "model":
         model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     name = "hf" if odd and what == "optimizer" else "ksd"
-    optimizer = make(name, model, **({"dimension": 7} if odd and what == "options" else {}))
+    options: dict[str, Any] = {"dimension": 7} if odd and what == "options" else {}
+    if what == "preconditioner":
+        options = {"preconditioner": KroneckerFactors(after=int(odd))}
+    optimizer = make(name, model, **options)
     if odd and what == "lr":
         optimizer.param_groups[0]["lr"] = 0.5
     dtype = next(model.parameters()).dtype

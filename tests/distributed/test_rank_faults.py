@@ -70,6 +70,7 @@ def test_no_samples_on_any_rank_is_refused(pair: Group) -> None:
     ("what", "sentence"),
     [
         ("options", "`dimension` is 7 on rank 1 and 6 on rank 0"),
+        ("preconditioner", "is KroneckerFactors(1e-05, after=1) on rank 1 and Kro"),
         ("lr", "`lr` of parameter group 0 is 0.5 on rank 1 and 1.0 on rank 0"),
         ("dtype", "torch.float32 on rank 1 and (6, 4) torch.float64 on rank 0"),
         ("model", "the parameter 0.weight is (5, 4) torch.float64 on rank 1"),

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent import KSD, KroneckerFactors, Status
+from krylov_descent import KSD, FisherDiagonal, Identity, KroneckerFactors, Objective, Status
+from krylov_descent.optimizers.ksd_preconditioners import Stages
 from tests import dense
 from tests.problems import make
 
@@ -69,6 +70,18 @@ def test_the_first_steps_have_the_diagonal() -> None:
     assert diagonal == twenty
     assert diagonal[:2] == two[:2]
     assert diagonal[2] != two[2]
+
+
+def test_the_name_has_factors_after_20_steps() -> None:
+    objective, stages = Objective(nn.Linear(2, 1), nn.MSELoss()), Stages("kronecker", 1e-4)
+    for steps, expected in ((0, FisherDiagonal), (19, FisherDiagonal), (20, KroneckerFactors)):
+        stages.begin(steps, objective)
+        assert type(stages.current) is expected
+    stages.begin(3, objective)  # an earlier state was loaded
+    assert type(stages.current) is FisherDiagonal
+    plain = Stages("identity", 1e-4)
+    plain.begin(0, objective)
+    assert type(plain.current) is Identity
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ class KSD(DataOptimizer):
         )
         self.dimension = dimension
         self.curvature = Curvature(curvature)
-        self.preconditioners = Stages(preconditioner, epsilon)
+        self._stages = Stages(preconditioner, epsilon)
         least = growing_sets.least_samples(self.objective.parameters)
         self.subset_sizes = SubsetSizes.checked(subset_size, dimension, least)
         if self.subset_sizes.grow:
@@ -249,8 +249,8 @@ class KSD(DataOptimizer):
 
     @property
     def preconditioner(self) -> Preconditioner:
-        """D as it was asked for."""
-        return self.preconditioners.last
+        """D as it was asked for. Kronecker factors are there after the first step that has them."""
+        return self._stages.last
 
     def _compare_data(self, data: Any, *, drawn: bool) -> None:
         """Note whether the step has the data of the step before, and draws its sets from them."""
@@ -273,7 +273,7 @@ class KSD(DataOptimizer):
         return {
             "`dimension`": self.dimension,
             "`curvature`": self.curvature.kind,
-            "`preconditioner`": type(self.preconditioner).__name__,
+            "`preconditioner`": self._stages.description,
             "`subset_size`": self.subset_sizes,
             "`previous_steps`": self.spaces.previous_steps,
             "`bfgs_iterations`": self.bfgs_iterations,
@@ -293,7 +293,8 @@ class _Step:
 
     def __init__(self, optimizer: KSD, objective: Objective) -> None:
         self.optimizer, self.objective, self.ranks = optimizer, objective, objective.ranks
-        self.preconditioner = optimizer.preconditioners.at(optimizer.steps)
+        self.stages = optimizer._stages
+        self.stages.begin(optimizer.steps, objective)
         self.account = Account()
 
     def run(self, data: Any, curvature_data: Any, objective_data: Any) -> StepResult:
@@ -361,7 +362,7 @@ class _Step:
             # Each rank draws keys of its own for the samples that flow by it.
             generator = optimizer._generator(ranks.rank)
             samples = Reservoir(samples, optimizer._sizes, generator, ranks)
-        found = self.preconditioner.update(self.objective, samples)
+        found = self.stages.current.update(self.objective, samples)
         self.account.note(loss=found.value, samples=found.samples)
         self.account.count(found.samples)
 
@@ -386,11 +387,10 @@ class _Step:
         """Algorithm 2."""
         optimizer = self.optimizer
         product = optimizer.curvature.at(self.objective, curvature_set)
-        learnt = optimizer.preconditioners.learn(self.preconditioner, self.objective, product)
-        self.account.count(learnt)
+        self.account.count(self.stages.learn(self.objective, product))
         subspace = optimizer.spaces.subspace(
             product,
-            self.preconditioner,
+            self.stages.current,
             gradient,
             lambda: optimizer._get_vectors(optimizer._previous),
         )

@@ -30,27 +30,32 @@ class Stages:
 
     Attributes:
         last: the one that was asked for.
+        current: that of the step under way.
     """
 
     def __init__(self, given: str | Preconditioner, epsilon: float) -> None:
-        self.last = make_preconditioner(given, epsilon)
+        self.last = self.current = make_preconditioner(given, epsilon)
         self._epsilon = epsilon
-        self._first: FisherDiagonal | None = None
 
-    def at(self, steps: int) -> Preconditioner:
-        """D for the step that follows so many."""
-        if not isinstance(self.last, KroneckerFactors) or steps >= self.last.after:
-            self._first = None
-            return self.last
-        self._first = self._first or FisherDiagonal(self._epsilon)
-        return self._first
+    @property
+    def description(self) -> str:
+        """What must be the same on all ranks."""
+        factors = isinstance(self.last, KroneckerFactors)
+        return repr(self.last) if factors else type(self.last).__name__
 
-    def learn(
-        self, current: Preconditioner, objective: Objective, product: CurvatureProduct
-    ) -> int:
+    def begin(self, steps: int, objective: Objective) -> None:
+        """The step that follows so many begins: choose its D, and let go of the one before."""
+        first = isinstance(self.last, KroneckerFactors) and steps < self.last.after
+        if first == (self.current is not self.last):
+            return
+        # With another D nearly everything is recorded anew, and the gradient without squares.
+        objective.recordings.release()
+        self.current = FisherDiagonal(self._epsilon) if first else self.last
+
+    def learn(self, objective: Objective, product: CurvatureProduct) -> int:
         """Complete D with the samples of B; how many of them it took the gradient of."""
-        if isinstance(current, FromCurvatureSet):
-            current.learn(objective, product.batches)
+        if isinstance(self.current, FromCurvatureSet):
+            self.current.learn(objective, product.batches)
             return product.samples
         if isinstance(self.last, KroneckerFactors):
             # Its time will come: what it cannot work with is told at the first step.
