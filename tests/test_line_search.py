@@ -158,6 +158,29 @@ def test_a_finite_value_without_a_finite_slope_is_too_far_and_never_the_best() -
     assert result.best is result.accepted
 
 
+def test_where_it_is_wild_is_too_far_and_never_the_best() -> None:
+    """A parabola, and beyond ½ a lower value with slopes that say nothing about it."""
+
+    def curve(t: float) -> tuple[float, float]:
+        if t > 0.5:
+            return -1.0, -1e8 * math.cos(1e8 * t)
+        return parabola(0.3)(t)
+
+    recorder = Recorder(curve)
+    result = wolfe_search(recorder, recorder.start())
+    assert result.accepted is not None
+    assert result.accepted.step < 0.5
+    assert result.best.value >= 0
+    assert result.evaluations <= 4
+
+
+def test_a_fall_that_grows_steeper_with_its_values_is_not_wild() -> None:
+    """As where a plateau ends: 10,000 times the first slope, over a fall of the same order."""
+    recorder = Recorder(lambda t: (-(math.exp(9.3 * t) - 1) / 9.3, -math.exp(9.3 * t)))
+    result = wolfe_search(recorder, recorder.start(), max_evaluations=1)
+    assert result.best.step == 1.0
+
+
 def test_an_unbounded_fall_ends_at_the_limit_with_the_lowest_trial() -> None:
     recorder = Recorder(lambda t: (-t, -1.0))
     result = wolfe_search(recorder, recorder.start(), max_evaluations=7)

@@ -2,7 +2,7 @@
 
 The search sees a function φ of one variable, the step, through trials. Each trial is judged:
 
-    too far      not finite, no sufficient decrease, or climbing steeply
+    too far      not finite, wild, no sufficient decrease, or climbing steeply
     too short    sufficient decrease, but still descending steeply
     acceptable   sufficient decrease, and a slope small beside the first one (strong Wolfe)
 
@@ -10,6 +10,9 @@ Steps grow until one is too far. From then on the longest too short and the shor
 form a bracket, and the next step is interpolated inside it. For a smooth φ the bracket holds an
 acceptable step: φ minus the line of sufficient decrease falls at the short end, and at the far end
 lies above zero or climbs, so it has a minimum between.
+
+Wild is a slope that the values know nothing of, as where a recurrent net is chaotic: there the
+value may be lower by chance, but nothing leads on from it.
 
 A change of the value that is lost in the noise tells nothing, but slopes still do: a value carries
 the rounding of a large constant, a slope does not. There the slopes alone judge the trial (the
@@ -26,6 +29,9 @@ from torch import Tensor
 
 # Two values compared have √2 times the noise of one, so this is about two standard deviations.
 NOISE_ALLOWANCE = 3.0
+
+# A slope is wild if it is this many times the first one, and the mean slope of the values so far.
+WILD = 1e3
 
 # Bounds on the growth of a step while nothing was too far, as multiples of the longest one.
 SMALLEST_GROWTH, LARGEST_GROWTH = 1.1, 10.0
@@ -62,7 +68,7 @@ class LineSearchResult:
     """What a line search found and what it cost."""
 
     accepted: Trial | None  # the trial that meets the conditions
-    best: Trial  # the lowest value seen, the start included
+    best: Trial  # the lowest value seen that is not wild, the start included
     evaluations: int
     outcome: LineSearchOutcome
 
@@ -112,8 +118,14 @@ def wolfe_search(
     _check_arguments(start, first_step, noise, sufficient_decrease, curvature, max_evaluations)
     allowance = NOISE_ALLOWANCE * noise
 
-    def judge(trial: Trial) -> _Verdict:
+    def is_sound(trial: Trial) -> bool:
         if not _is_finite(trial):
+            return False
+        change = abs(trial.value - start.value) + allowance
+        return abs(trial.slope) <= WILD * max(-start.slope, change / trial.step)
+
+    def judge(trial: Trial) -> _Verdict:
+        if not is_sound(trial):
             return _Verdict.TOO_FAR
         change = trial.value - start.value
         values_tell = abs(change) >= allowance
@@ -131,7 +143,7 @@ def wolfe_search(
     step, width = first_step, math.inf
     for evaluations in range(1, max_evaluations + 1):
         trial = evaluate(step)
-        if _is_finite(trial) and trial.value < best.value:
+        if is_sound(trial) and trial.value < best.value:
             best = trial
 
         match judge(trial):
@@ -144,7 +156,8 @@ def wolfe_search(
             case _Verdict.TOO_SHORT:
                 shorter, low = low, _point(trial)
             case _Verdict.TOO_FAR:
-                high = _point(trial)
+                # Nothing can be interpolated with what is wild.
+                high = _point(trial) if is_sound(trial) else _Point(step, math.nan, math.nan)
         del trial  # frees its gradient before the next one is made, unless it is the best
 
         if high is None:

@@ -191,6 +191,37 @@ def test_a_step_is_a_decrease_or_no_change_at_all(
             assert all(torch.equal(p, q) for p, q in zip(before, after, strict=True))
 
 
+class Recurrent(nn.Module):
+    """Adds up numbers that are marked; far from here, as most of these nets, chaotic."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.inputs, self.output = nn.Linear(2, units), nn.Linear(units, 1)
+        self.again = nn.Linear(units, units, bias=False)
+        nn.init.normal_(self.again.weight, std=units**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.new_zeros(len(x), self.again.in_features)
+        for numbers in x.unbind(1):
+            state = torch.tanh(self.inputs(numbers) + self.again(state))
+        result: Tensor = self.output(state)
+        return result
+
+
+def test_a_step_does_not_end_in_chaos() -> None:
+    """The full step of the model leads there, to values that are lower by chance: 2.3 together."""
+    losses = []
+    for seed in (2, 12):
+        torch.manual_seed(seed)
+        numbers, rows = torch.rand(60, 40), torch.arange(60)
+        marks = torch.zeros(60, 40)
+        for first in (0, 20):
+            marks[rows, torch.randint(first, first + 20, (60,))] = 1
+        x, y = torch.stack([numbers, marks], 2), (numbers * marks).sum(1, keepdim=True)
+        losses.append(KSD(Recurrent(20), nn.MSELoss()).step((x, y)).loss_after)
+    assert sum(losses) < 1.5
+
+
 def test_directions_of_little_curvature_are_known_to_the_first_step() -> None:
     """A quadratic whose curvatures span 1 to 1e-5 is solved by the Newton step of the subspace.
 
