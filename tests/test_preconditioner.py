@@ -120,7 +120,9 @@ def test_preconditioners_by_name_and_by_protocol() -> None:
     assert isinstance(own, Preconditioner)
 
 
-@pytest.mark.parametrize("given", ["diagonal", None, 3, torch.zeros(2), nn.Linear(1, 1)])
+@pytest.mark.parametrize(
+    "given", ["diagonal", None, 3, torch.zeros(2), nn.Linear(1, 1), FisherDiagonal]
+)
 def test_other_preconditioners_are_refused(given: Any) -> None:
     with pytest.raises(ValueError, match=r"`preconditioner` must be 'fisher-diagonal'.*found"):
         make_preconditioner(given, 1e-4)

@@ -71,7 +71,7 @@ def make_preconditioner(given: str | Preconditioner, epsilon: float) -> Precondi
         return KroneckerFactors(KRONECKER_DAMPING * epsilon)
     if given == "identity":
         return Identity()
-    if isinstance(given, Preconditioner) and not isinstance(given, str):
+    if isinstance(given, Preconditioner) and not isinstance(given, str | type):
         return given
     raise ValueError(
         "`preconditioner` must be 'fisher-diagonal', 'kronecker', 'identity' or an object with "
