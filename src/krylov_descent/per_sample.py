@@ -79,11 +79,10 @@ class SquaredGradients:
         held = network.original.parameters.tensors  # by the modules
         position = {id(p): i for i, p in enumerate(held)}
         losses, candidates = self._losses_and_candidates(batch, position)
-        self.settled = all(id(layer.module) in self._trusted for layer in candidates)
-        if not self.settled:
+        if any(id(layer.module) not in self._trusted for layer in candidates):
             few = torch.linspace(0, batch.size - 1, min(batch.size, TRUST_SAMPLES)).long()
             self._decide_trust(batch.select(few), position, memory)
-            self.settled = all(id(layer.module) in self._trusted for layer in candidates)
+        self.settled = all(id(layer.module) in self._trusted for layer in candidates)
         factored = [layer for layer in candidates if self._trusted.get(id(layer.module))]
 
         covered = {id(p) for layer in factored for p in (layer.module.weight, layer.module.bias)}

@@ -1,10 +1,10 @@
 """Which preconditioner D a step of KSD has.
 
-Kronecker factors come after some steps with the Fisher diagonal. At first all samples are wrong in
-the same way, as long as the mean of the targets is not learnt. Each layer could mend that alone,
-and as the factors know nothing of the other layers, D⁻¹g has all of them do it; in a deep net that
-saturates hidden units for good. The diagonal of squared gradients is large where the gradients of
-the samples agree, and holds back there.
+Kronecker factors come after some steps with the Fisher diagonal. From the first step on they lead
+a deep net to where it learns little more (CURVES; see the method's page). We take it that the
+reason is the mean of the targets: as long as it is not learnt, all samples are wrong in the same
+way, and each layer could mend that alone. The factors know nothing of other layers, so D⁻¹g has
+all of them do it.
 """
 
 from krylov_descent.curvature import CurvatureProduct
