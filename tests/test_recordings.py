@@ -207,16 +207,19 @@ def test_other_threads_may_use_the_device_meanwhile() -> None:
         thread.join()
 
 
+class Scaled(nn.Module):
+    """A net with a number that no recording knows of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.scale = small_net(torch.float64), 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.scale * self.net(x)
+        return result
+
+
 def test_a_changed_number_in_the_forward_pass_is_seen() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.scale = small_net(torch.float64), 1.0
-
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.scale * self.net(x)
-            return result
-
     model, data = Scaled(), samples(dtype=torch.float64)
     recorded = Objective(model, nn.CrossEntropyLoss())
     plain = Objective(model, nn.CrossEntropyLoss(), cuda_graphs=False)
@@ -226,6 +229,44 @@ def test_a_changed_number_in_the_forward_pass_is_seen() -> None:
     model.scale = 2.0
     found = curvature.at(recorded, data)(vector)
     assert torch.allclose(found, Curvature().at(plain, data)(vector), rtol=1e-10)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_number_that_changes_between_steps_is_seen(method: Callable[..., DataOptimizer]) -> None:
+    data = samples(200, torch.float64)
+    runs = []
+    for recorded in (True, False):
+        model = Scaled()
+        optimizer = method(model, nn.CrossEntropyLoss(), cuda_graphs=recorded)
+        losses = []
+        for scale in (1.0, 1.0, 1.0, 0.8, 0.8):
+            model.scale = scale
+            losses.append(optimizer.step(data).loss)
+        runs.append(losses)
+    assert runs[0] == pytest.approx(runs[1], rel=1e-5)
+
+
+def test_a_model_that_writes_to_its_buffers_is_recorded_like_any() -> None:
+    class Noted(nn.Module):
+        last: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small_net(torch.float64)
+            self.register_buffer("last", torch.zeros(200, 3, dtype=torch.float64, device="cuda"))
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs: Tensor = self.net(x)
+            # What was written is read again: four points at once would read each other's.
+            self.last[: len(x)].copy_(outputs.detach())
+            return outputs + 0.5 * self.last[: len(x)]
+
+    data = samples(200, torch.float64)
+    steps = [
+        KSD(Noted(), nn.CrossEntropyLoss(), cuda_graphs=recorded).step(data)
+        for recorded in (True, False)
+    ]
+    assert steps[0].noise == pytest.approx(steps[1].noise, rel=1e-3)
 
 
 def test_parameters_that_moved_elsewhere_are_seen() -> None:

@@ -222,8 +222,7 @@ class CurvatureProduct:
         recordings, batch = self.objective.recordings, self.single_batch
         if batch is None or not recordings.possible:
             return None
-        if not bool(recordings.still_true(batch)):
-            recordings.clear()
+        recordings.hold(batch)
         recorded = recordings.product(batch, self._curvature.linearize, self._curvature.kind)
         if recorded is not None:
             recorded.load(batch)

@@ -14,6 +14,7 @@ the Fisher diagonal.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -74,6 +75,7 @@ class KroneckerFactors:
         self._blocks: list[Block] = []
         self._parameters: FlatParameters | None = None
         self._form: tuple[Findings, Form] | None = None
+        self._places: tuple[Findings, list[LinearPlace]] | None = None
 
     def __repr__(self) -> str:
         return f"KroneckerFactors({self._epsilon:g}, after={self.after})"
@@ -102,7 +104,7 @@ class KroneckerFactors:
         with objective.ranks.own_work():
             if isinstance(samples, InMemory) and samples.batch.size:
                 objective.probe(samples.batch)
-                covered = _covered(trusted_places(objective.network))
+                covered = _covered(self._trusted_places(objective))
                 without = float(len(covered) < len(objective.parameters.tensors))
             elif isinstance(samples, InMemory):  # a rank without samples has no say
                 without = 0.0
@@ -129,7 +131,7 @@ class KroneckerFactors:
         (batch,) = batches
         if not objective.may_record(batch):
             return False
-        form, places = self._form_in_outputs(objective, batch), trusted_places(objective.network)
+        form, places = self._form_in_outputs(objective, batch), self._trusted_places(objective)
         if sum(place.numbers for place in places) > LARGEST_RECORDED:
             return False
         self._make_room(places, objective.parameters)
@@ -150,10 +152,7 @@ class KroneckerFactors:
         if recording is None:
             return False
         recording()
-        if not bool(recordings.still_true(batch)):
-            recordings.clear()
-            return False
-        return True
+        return recordings.hold(batch)
 
     def _learn_from(self, objective: Objective, batches: Sequence[Batch]) -> None:
         parameters, ranks = objective.parameters, objective.ranks
@@ -209,6 +208,12 @@ class KroneckerFactors:
             self._form = objective.findings, found
         return self._form[1]
 
+    def _trusted_places(self, objective: Objective) -> list[LinearPlace]:
+        """The layers that have factors; looked for once a model."""
+        if self._places is None or self._places[0] is not objective.findings:
+            self._places = objective.findings, trusted_places(objective.network)
+        return self._places[1]
+
     def _make_room(self, places: list[LinearPlace], parameters: FlatParameters) -> None:
         """For D, where there is none of this kind: recorded kernels look for it where it was."""
         like = parameters.tensors[0]
@@ -250,12 +255,14 @@ class KroneckerFactors:
         else:
             torch.clamp(squares.div_(scale), min=floor, out=self._diagonal)
         with forward_precision():
-            jobs = list[Callable[[], None]]()
+            jobs = list[tuple[int, Callable[[], None]]]()
             for block, (A, G) in zip(self._blocks, means, strict=True):
                 decay = parameters.weight_decay[block.place.weight]
                 gamma = (epsilon + decay / scale).sqrt()
                 jobs += block.filling(A, G, gamma, scale.sqrt())
-            side_by_side(jobs)
+            # The longest first, so that none of them is left for the end.
+            jobs.sort(key=itemgetter(0), reverse=True)
+            side_by_side([job for _, job in jobs])
 
     def _scale_rest(
         self,

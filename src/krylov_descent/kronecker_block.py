@@ -37,14 +37,18 @@ class Block:
 
     def filling(
         self, A: Tensor, G: Tensor, gamma: Tensor, unit: Tensor
-    ) -> list[Callable[[], None]]:
-        """Jobs that make D of A, G and γ, in a unit, in place; they do not depend on each other."""
+    ) -> list[tuple[int, Callable[[], None]]]:
+        """Jobs that make D of A, G and γ, in a unit, in place, each with the rows of its factor.
+
+        They do not depend on each other.
+        """
         # Of a layer that nothing goes into, or comes back to, any π will do.
         ratio = (A.trace() / len(A)) / (G.trace() / len(G))
         pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
+        inputs, outputs = self.of_inputs, self.of_outputs
         return [
-            partial(_invert, A, gamma * pi, unit, self.of_inputs, self.inverse_of_inputs),
-            partial(_invert, G, gamma / pi, unit, self.of_outputs, self.inverse_of_outputs),
+            (len(A), partial(_invert, A, gamma * pi, unit, inputs, self.inverse_of_inputs)),
+            (len(G), partial(_invert, G, gamma / pi, unit, outputs, self.inverse_of_outputs)),
         ]
 
     def apply(self, given: Sequence[Tensor], result: Sequence[Tensor], *, inverse: bool) -> None:

@@ -34,7 +34,7 @@ from krylov_descent.parameters import Pieces
 
 # Of δᵀx: under autocast and in tf32 autograd's own gradient is rounded to few digits.
 FINE_TOLERANCE, COARSE_TOLERANCE = 1e-3, 3e-2
-BRANCHES = 4
+BRANCHES = 8
 
 Result = TypeVar("Result")
 

@@ -6,6 +6,7 @@ it behaves like a random number (Hamming's difference table; Moré & Wild, *Esti
 noise*, 2011).
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -75,13 +76,19 @@ def noise_over_ranks(rows: Sequence[Tensor], points: int, ranks: Ranks) -> float
 def _error_sums(values: Tensor) -> Tensor:
     """Σ error², and Σ error at each of the p − 3 whitened differences, over the samples."""
     # Differences of neighbouring float64 numbers are exact, so this adds no rounding of its own.
-    differences = values.diff(n=ORDER, dim=0)  # [p − 3, N]
-    # They overlap, and so are correlated. Whitened, each has the variance of one value: for four
-    # points this divides by √20, where 20 = 1² + 3² + 3² + 1².
-    operator = torch.eye(len(values), dtype=torch.float64).diff(n=ORDER, dim=0)  # [p − 3, p]
-    covariance_factor = torch.linalg.cholesky(operator @ operator.T)
-    errors = torch.linalg.solve_triangular(covariance_factor, differences.to("cpu"), upper=False)
+    errors = _whitening(len(values)) @ values.diff(n=ORDER, dim=0).to("cpu")  # [p − 3, N]
     return torch.cat([errors.norm().square().reshape(1), errors.sum(dim=1)])
+
+
+@functools.cache
+def _whitening(points: int) -> Tensor:
+    """Makes overlapping differences uncorrelated, each with the variance of one value.
+
+    [p − 3, p − 3]. For four points it divides by √20, where 20 = 1² + 3² + 3² + 1².
+    """
+    operator = torch.eye(points, dtype=torch.float64).diff(n=ORDER, dim=0)  # [p − 3, p]
+    inverse: Tensor = torch.linalg.inv(torch.linalg.cholesky(operator @ operator.T))
+    return inverse
 
 
 def _noise_from(sums: Tensor) -> float:

@@ -244,9 +244,7 @@ class Objective:
         if recording is None:
             return None
         losses, *vectors = recording()
-        # Asked for while the GPU is busy with it, which hides what it costs.
-        if not bool(self.recordings.still_true(batch)):
-            self.recordings.clear()
+        if not self.recordings.hold(batch):
             return None
         sums.add(batch, losses)
         return [vector.clone() for vector in vectors]

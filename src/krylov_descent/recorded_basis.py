@@ -62,9 +62,7 @@ def recorded_basis(
     if recording is None:
         return None
     slots, *found = recording()
-    # Asked for while the GPU is busy with the basis, which hides what it costs.
-    if not bool(recordings.still_true(batch)):
-        recordings.clear()
+    if not recordings.hold(batch):
         return None
     product.products += len(slots)
     return cut(slots, *found, stays=True)

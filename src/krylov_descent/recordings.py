@@ -8,15 +8,16 @@ kernels are long enough to hide their launches, and memory is dearer.
 
 What is recorded holds for the shapes, addresses and flags it was recorded with, which are compared
 before each use. A Python number that a forward pass reads (an annealed weight, say) is none of
-these, so at each step of KSD and Hessian-Free, and at each gradient of the others, a few samples
-are run both ways; if they differ by a thousandth, everything is recorded anew. (Mini-batches are
-recorded on request alone: with dropout both ways always differ.) What cannot be recorded is run as
-it is, and said so once.
+these, so at each step, and outside of steps at each use, a few samples are run both ways; if they
+differ by a thousandth, everything is recorded anew. (Mini-batches are recorded on request alone:
+with dropout both ways always differ.) What cannot be recorded is run as it is, and said so once.
 """
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -55,10 +56,11 @@ class Recordings:
         self._held: dict[str, tuple[Key, Any]] = {}
         self._asked: dict[str, Key] = {}
         self._impossible: set[str] = set()
+        self._step: _Known | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model lies elsewhere in memory, and is recorded anew.
-        return vars(self) | {"_held": {}, "_asked": {}}
+        return vars(self) | {"_held": {}, "_asked": {}, "_step": None}
 
     @property
     def possible(self) -> bool:
@@ -76,18 +78,38 @@ class Recordings:
         """Let go of everything, and of its memory: what is recorded from now on is not the same."""
         self._held, self._asked = {}, {}
 
-    def still_true(self, batch: Batch) -> Tensor:
-        """Run a few samples both ways: whether they agree, a boolean still on the device."""
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """For a while the network does not change, and is looked at once."""
+        self._step = _Known(self._places() if self.possible else ())
+        try:
+            yield
+        finally:
+            self._step = None
+
+    def hold(self, batch: Batch) -> bool:
+        """Whether they are what the network does; if they are not, they are forgotten.
+
+        Run a few samples both ways, where that was not done in this step. Ask while the GPU is
+        busy, which hides what it costs.
+        """
+        # For each precision: Hessian-Free may have tf32 for its products alone.
+        precision = precisions()
+        if self._step is not None:
+            if precision in self._step.looked_at:
+                return True
+            self._step.looked_at.add(precision)
         few = batch.rows(0, PULSE_SAMPLES)
-        # One for each precision: Hessian-Free may have tf32 for its products alone.
-        pulse = self.load(f"pulse in {precisions()}", _losses, few)
+        pulse = self.load(f"pulse in {precision}", _losses, few)
         fresh = self._network.sample_losses(few, eager=True).detach().double()
         if pulse is None:
-            return torch.ones((), dtype=torch.bool, device=fresh.device)
-        error: Tensor = (pulse().double() - fresh).abs().sum()
-        size = fresh.abs().sum()
+            return True
+        error, size = (pulse().double() - fresh).abs().sum(), fresh.abs().sum()
         # Losses that are not finite tell nothing.
-        return (error <= PULSE_TOLERANCE * size) | ~size.isfinite()
+        if bool((error <= PULSE_TOLERANCE * size) | ~size.isfinite()):
+            return True
+        self.clear()
+        return False
 
     def load(
         self,
@@ -171,16 +193,37 @@ class Recordings:
     def _key(self, batch: Batch, given: tuple[Tensor, ...], fixed: tuple[Tensor, ...]) -> Key:
         network = self._network
         copied = [*tensors_in((batch.inputs, batch.targets)), *given]
-        places = [*network.eager.parameters(), *network.eager.buffers(), *fixed]
         kind = network.parameters.device.type
         return (
             tuple((t.shape, t.dtype) for t in copied),
-            tuple((t.data_ptr(), t.shape) for t in places),
+            self._places() if self._step is None else self._step.places,
+            _places_of(fixed),
             # Of a step that is under way, and around everything else.
             network.autocast,
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
             precisions(),
         )
+
+    def _places(self) -> Key:
+        model = self._network.eager
+        return _places_of([*model.parameters(), *model.buffers()])
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of the network for a step.
+
+    Attributes:
+        places: where its tensors lie.
+        looked_at: the precisions in which recordings were seen to hold, or were forgotten.
+    """
+
+    places: Key
+    looked_at: set[tuple[str, str]] = field(default_factory=set)
+
+
+def _places_of(tensors: Iterable[Tensor]) -> Key:
+    return tuple((t.data_ptr(), t.shape) for t in tensors)
 
 
 class _Aliased(Network):

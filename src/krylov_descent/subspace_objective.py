@@ -6,13 +6,14 @@ depends on float64, float32, tf32 or bfloat16, on the model and on the number of
 """
 
 import math
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from krylov_descent.batches import Batch, Samples
-from krylov_descent.linear_layers import losses_and_gradients
+from krylov_descent.linear_layers import losses_and_gradients, side_by_side
 from krylov_descent.network import Network
 from krylov_descent.noise import noise_of_sum
 from krylov_descent.objective import Objective
@@ -209,12 +210,19 @@ class SubspaceObjective(ObjectiveAround):
         def losses_at_points(
             network: Network, batch: Batch, theta: Tensor, coefficients: Tensor
         ) -> Tensor:
-            rows = []
+            model = network.original  # whose parameters can be swapped
+
+            def losses_at(c: Tensor) -> Tensor:
+                point = network.parameters.pieces(theta + slots.t() @ c)
+                losses: Tensor = model.call_with(
+                    point, model.names, lambda: model.sample_losses(batch, eager=True)
+                )
+                return losses.detach().double()
+
+            jobs = [partial(losses_at, c) for c in coefficients]
+            shared = any(True for _ in model.eager.buffers())  # which a forward pass may write to
             with self._objective.value_mode():
-                for c in coefficients:
-                    network.parameters.assign(theta + slots.t() @ c)
-                    rows.append(network.sample_losses(batch, eager=True).detach().double())
-            return torch.stack(rows)
+                return torch.stack([job() for job in jobs] if shared else side_by_side(jobs))
 
         return self._objective.recordings.load(
             "losses", losses_at_points, batch, theta, coefficients.to(slots.device), fixed=(slots,)

@@ -161,7 +161,8 @@ class DataOptimizer(torch.optim.Optimizer):
         if ranks.together:
             check_alike(ranks, self._description(), self.objective.parameters.tensors)
         network = self.objective.network
-        with torch.enable_grad(), network.algebra(), buffers_kept(network.model):
+        recordings = self.objective.recordings
+        with torch.enable_grad(), network.algebra(), buffers_kept(network.model), recordings.step():
             yield self.objective
         ranks.raise_own_failure()
         self.param_groups[0]["steps"] = self.steps + 1
@@ -203,11 +204,15 @@ class DataOptimizer(torch.optim.Optimizer):
                     told[f"`{key}` of parameter group {index}"] = value
         return {name: str(value) for name, value in told.items()}
 
-    def _get_vector(self, key: str) -> Tensor | None:
-        """Per-parameter state as one flat vector; None where it is zero or not there."""
+    def _flat_state(self, key: str) -> Tensor:
+        """Per-parameter state as one flat vector; zeros where there is none."""
         parameters = self.objective.parameters
         pieces = [self.state[p].get(key) if p in self.state else None for p in parameters.tensors]
-        vector = parameters.flatten(pieces)
+        return parameters.flatten(pieces)
+
+    def _get_vector(self, key: str) -> Tensor | None:
+        """The same, but None where it is zero."""
+        vector = self._flat_state(key)
         return vector if bool(vector.any()) else None
 
     def _set_vector(self, key: str, vector: Tensor) -> None:
@@ -215,11 +220,6 @@ class DataOptimizer(torch.optim.Optimizer):
         parameters = self.objective.parameters
         for p, piece in zip(parameters.tensors, parameters.pieces(vector), strict=True):
             self.state[p][key] = piece.clone()
-
-    def _get_vectors(self, keys: Sequence[str]) -> list[Tensor]:
-        """`_get_vector` of several keys, without those that are zero or not there."""
-        found = (self._get_vector(key) for key in keys)
-        return [vector for vector in found if vector is not None]
 
     def _push_vector(self, keys: Sequence[str], vector: Tensor) -> None:
         """Keep a flat vector by the first key; what was there goes on to the next one, and so on.
@@ -229,12 +229,13 @@ class DataOptimizer(torch.optim.Optimizer):
         """
         self._zero_state(*keys)
         parameters = self.objective.parameters
-        for p, piece in zip(parameters.tensors, parameters.pieces(vector), strict=True):
-            state = self.state[p]
+        for state in (self.state[p] for p in parameters.tensors):
             oldest = state[keys[-1]]
             for older, newer in pairwise(reversed(keys)):
                 state[older] = state[newer]
-            state[keys[0]] = oldest.copy_(piece)
+            state[keys[0]] = oldest
+        newest = [self.state[p][keys[0]] for p in parameters.tensors]
+        torch._foreach_copy_(newest, parameters.pieces(vector))
 
     def _zero_state(self, *keys: str) -> None:
         for group in self.param_groups:

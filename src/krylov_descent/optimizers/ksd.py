@@ -195,7 +195,7 @@ class KSD(DataOptimizer):
         self.tf32 = tf32
         like = self.objective.parameters.tensors[0]
         storage = Storage.checked(basis_dtype, basis_device, like)
-        self.spaces = Spaces(basis, storage, dimension, previous_steps)
+        self.spaces = Spaces(basis, storage, dimension)
         self.spaces.check(self.preconditioner)
         numbered = (f"{PREVIOUS_STEP}_{i}" for i in range(2, previous_steps + 1))
         self._previous = [PREVIOUS_STEP, *numbered]  # in the state, newest first
@@ -275,7 +275,7 @@ class KSD(DataOptimizer):
             "`curvature`": self.curvature.kind,
             "`preconditioner`": self._stages.description,
             "`subset_size`": self.subset_sizes,
-            "`previous_steps`": self.spaces.previous_steps,
+            "`previous_steps`": len(self._previous),
             "`bfgs_iterations`": self.bfgs_iterations,
             "`epsilon`": self.epsilon,
             "`tf32`": self.tf32,
@@ -392,7 +392,7 @@ class _Step:
             product,
             self.stages.current,
             gradient,
-            lambda: optimizer._get_vectors(optimizer._previous),
+            [optimizer._flat_state(key) for key in optimizer._previous],
         )
         self.account.note(
             rank=subspace.rank,

@@ -5,11 +5,9 @@ recorded on a GPU). On several ranks, or with a basis that is kept elsewhere, th
 parts (`stored_subspace`, `spread_objective`).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from krylov_descent.basis import Replicated, Sharded, Storage
@@ -36,13 +34,11 @@ class Spaces:
         basis: on every rank as a whole, or in slices.
         storage: in which dtype, and where.
         dimension: K.
-        previous_steps: m, of which there are fewer in the first steps.
     """
 
     basis: BasisKind
     storage: Storage
     dimension: int
-    previous_steps: int
 
     def __post_init__(self) -> None:
         if self.basis not in get_args(BasisKind):
@@ -65,7 +61,7 @@ class Spaces:
         product: CurvatureProduct,
         preconditioner: Preconditioner,
         gradient: Tensor,
-        previous: Callable[[], list[Tensor]],
+        previous: list[Tensor],
     ) -> AnySubspace:
         """Algorithm 2.
 
@@ -73,28 +69,28 @@ class Spaces:
             product: v → Hv on B.
             preconditioner: D.
             gradient: g [n].
-            previous: gives the previous steps [n], copies that are not held on to here.
+            previous: copies of the previous steps [n], zeros for those that are still to come.
+                Emptied where there is no recording, so that nothing but the basis holds them.
         """
-        ranks = product.objective.ranks
-        if ranks.together or self.basis == "sharded" or not self.storage.is_plain:
-            return self._stored(product, preconditioner, gradient, previous)
-        joining, dimension = previous(), self.dimension
-        found = None
-        # Zeros in place of steps that are still to come, so that what the first step records
-        # serves all that follow. They cost it products, and are cut from the basis.
-        if product.objective.recordings.possible:
-            to_come = [torch.zeros_like(gradient)] * (self.previous_steps - len(joining))
-            found = recorded_basis(product, preconditioner, gradient, joining + to_come, dimension)
-        if found is None:
-            found = krylov_basis(product, preconditioner, gradient, joining, dimension)
-        return found
+        alone = not product.objective.ranks.together
+        at_hand = alone and self.basis == "replicated" and self.storage.is_plain
+        # With the zeros, so that what the first step records serves all that follow. They cost it
+        # products, and are cut from the basis; to ask which they are would be to wait for the GPU.
+        if at_hand and product.objective.recordings.possible:
+            found = recorded_basis(product, preconditioner, gradient, previous, self.dimension)
+            if found is not None:
+                return found
+        previous[:] = [step for step in previous if bool(step.any())]
+        if at_hand:
+            return krylov_basis(product, preconditioner, gradient, previous, self.dimension)
+        return self._stored(product, preconditioner, gradient, previous)
 
     def _stored(
         self,
         product: CurvatureProduct,
         preconditioner: Preconditioner,
         gradient: Tensor,
-        previous: Callable[[], list[Tensor]],
+        previous: list[Tensor],
     ) -> StoredSubspace:
         ranks, size = product.objective.ranks, gradient.numel()
         placement: Replicated | Sharded = Replicated(ranks, size)
@@ -107,7 +103,7 @@ class Spaces:
             product.part,
             metric,
             gradient,
-            previous(),
+            previous,
             self.dimension,
             placement=placement,
             storage=self.storage,
