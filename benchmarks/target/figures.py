@@ -92,15 +92,24 @@ def precisions(sections: Sections, device: torch.device, path: Path) -> None:
 
 
 def _matched(sections: Sections) -> dict[str, dict[str, str]]:
-    """The first seeds of KSD in both precisions by method, of each race that has both."""
+    """The first seeds of KSD in both precisions by method, of each race that has both.
+
+    Those that were made with other settings tell nothing of precision.
+    """
     names = {
         race: {
             method: Cell(race=race, method=method, stage="seed").name
-            for method in ("ksd", "ksd-float32")
+            for method in ("ksd-diagonal", "ksd-float32")
         }
         for race in RACES["cuda"]
     }
-    return {race: both for race, both in names.items() if set(both.values()) <= set(sections)}
+    found = {race: both for race, both in names.items() if set(both.values()) <= set(sections)}
+    return {race: both for race, both in found.items() if _alike(sections, *both.values())}
+
+
+def _alike(sections: Sections, first: str, second: str) -> bool:
+    a, b = (dict(sections[name]["options"], tf32=None) for name in (first, second))
+    return a == b
 
 
 def _line(title: str, run: Section, x: str, y: str) -> Line:

@@ -13,7 +13,7 @@ from torch import nn
 from benchmarks.environment import UnavailableError
 from benchmarks.parts import Section, Setting
 from benchmarks.target.cells import KEYS, RACES, Cell, Race, cells_of, rate_of
-from benchmarks.target.methods import METHODS, settings_of
+from benchmarks.target.methods import METHODS, first_steps, settings_of
 from benchmarks.target.mini_batches import MiniBatches
 from benchmarks.target.updates import make_update
 from krylov_descent.laboratory.contenders import contender
@@ -134,5 +134,5 @@ def _warm_up(method: str, race: str, device: torch.device) -> None:
     optimizer = make_optimizer(
         method, chosen, problem, model, rates[0] if rates else None, chosen.seconds, 0
     )
-    for _ in range(1 if rates else METHODS[method].first_steps):
+    for _ in range(1 if rates else first_steps(settings_of(method, chosen.row))):
         optimizer.step(problem.train)

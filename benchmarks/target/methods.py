@@ -1,11 +1,11 @@
 """The methods by name, with the grids of their learning rates and their settings."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.environment import UnavailableError, version_of
-from krylov_descent.laboratory.reproduce import BEST, exhibit
+from krylov_descent import KroneckerFactors
+from krylov_descent.laboratory.reproduce import BEST, DIAGONAL, exhibit
 
 ADAPTIVE_RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
 SOAP_RATES = (4e-3, 8e-3, 1.6e-2, 3.2e-2)
@@ -27,8 +27,7 @@ class Method:
         gpu_only: whether it takes part on GPUs alone.
         kind: the method that it is a form of. Forms take part where the goals are about them,
             with the learning rate and the settings of the method itself.
-        options: that a form has instead.
-        first_steps: after which a method without a learning rate does nothing for the first time.
+        column: of Table 2, whose settings KSD has.
     """
 
     title: str
@@ -37,8 +36,7 @@ class Method:
     tf32: bool | None = None
     gpu_only: bool = False
     kind: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    first_steps: int = 2
+    column: str = BEST
 
     @property
     def own_rate(self) -> bool:
@@ -62,13 +60,15 @@ METHODS: dict[str, Method] = {
     "soap": Method(title="SOAP", rates=SOAP_RATES, distribution="pytorch_optimizer"),
     # Its products are in bfloat16, with which many CPUs take minutes for an epoch.
     "muon": Method(title="Muon", rates=MUON_RATES, gpu_only=True),
-    "ksd-float32": Method(title="KSD (float32 throughout)", tf32=False, gpu_only=True, kind="ksd"),
-    "ksd-kronecker": Method(
-        title="KSD (Kronecker factors)",
+    "ksd-diagonal": Method(
+        title="KSD (Fisher diagonal)", gpu_only=True, kind="ksd", column=DIAGONAL
+    ),
+    "ksd-float32": Method(
+        title="KSD (Fisher diagonal, float32)",
+        tf32=False,
         gpu_only=True,
         kind="ksd",
-        options={"preconditioner": "kronecker", "dimension": 20},
-        first_steps=22,  # the first 20 have the Fisher diagonal
+        column=DIAGONAL,
     ),
     "hf-tf32": Method(title="HF (tf32 products)", tf32=True, gpu_only=True, kind="hf"),
     "adam-tf32": Method(
@@ -91,7 +91,13 @@ def settings_of(method: str, row: str | None) -> dict[str, Any]:
     if chosen.rates:
         return options
     if (chosen.kind or method) == "ksd" and row is not None:
-        (cell,) = (c for c in exhibit("table2").of_rows([row]) if c.column == BEST)
-        options.update(cell.settings.optimizer_options)
-    options.update(chosen.options)
+        cells = exhibit("table2").of_rows([row])
+        (settings,) = (c.settings for c in cells if c.column == chosen.column)
+        options.update(settings.optimizer_options)
     return options if chosen.tf32 is None else {**options, "tf32": chosen.tf32}
+
+
+def first_steps(settings: dict[str, Any]) -> int:
+    """After so many a method without learning rate does nothing for the first time."""
+    factors = settings.get("preconditioner") == "kronecker"
+    return 2 + (KroneckerFactors().after if factors else 0)

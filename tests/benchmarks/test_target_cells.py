@@ -20,7 +20,7 @@ def test_the_runs_of_the_goals_come_first() -> None:
     names = list(cells.cells_of("cuda"))
     assert names[:3] == [f"curves.ksd.seed-{seed}" for seed in (0, 1, 2)]
     assert names[6:10] == [f"curves.adam.rate-{rate}" for rate in (0.002, 0.004, 0.008, 0.016)]
-    goals = ("ksd", "adam", "ksd-kronecker", "ksd-float32", "adam-tf32", "hf-tf32")
+    goals = ("ksd", "adam", "ksd-diagonal", "ksd-float32", "adam-tf32", "hf-tf32")
     first = [name for name in names if name.split(".")[1] in goals and "classifier" not in name]
     assert names[: len(first)] == first
 
@@ -73,7 +73,7 @@ def test_forms_of_other_precision_are_for_gpus() -> None:
     assert "adam-tf32" in methods.methods_of("cuda")
     assert all(method.tf32 is None for method in methods.methods_of("cpu").values())
     assert "muon" not in methods.methods_of("cpu")
-    plain = methods.settings_of("ksd", "mnist-autoencoder")
+    plain = methods.settings_of("ksd-diagonal", "mnist-autoencoder")
     assert plain["tf32"]
     assert methods.settings_of("ksd-float32", "mnist-autoencoder") == {**plain, "tf32": False}
     assert methods.settings_of("adam-tf32", "mnist-autoencoder") == {}
@@ -86,9 +86,28 @@ def test_a_method_whose_library_is_missing_is_named() -> None:
 
 
 def test_ksd_has_the_settings_of_table_2_and_small_forms_the_defaults() -> None:
-    assert methods.settings_of("ksd", "curves")["dimension"] >= 20
+    best, diagonal = (methods.settings_of(name, "curves") for name in ("ksd", "ksd-diagonal"))
+    assert best["preconditioner"] == "kronecker"
+    assert "preconditioner" not in diagonal
+    assert best["dimension"] < diagonal["dimension"]
     assert methods.settings_of("ksd", None) == {}
     assert methods.settings_of("hf", "curves") == {}
+
+
+def test_a_warm_up_goes_on_until_the_factors_have_come() -> None:
+    assert methods.first_steps(methods.settings_of("ksd", "mnist-classifier")) == 2
+    assert methods.first_steps(methods.settings_of("ksd", "curves")) == 22
+
+
+def test_precisions_are_compared_where_the_settings_are_alike() -> None:
+    def sections(dimension: int) -> dict[str, Any]:
+        return {
+            "curves.ksd-diagonal.seed-0": {"options": {"dimension": 40, "tf32": True}},
+            "curves.ksd-float32.seed-0": {"options": {"dimension": dimension, "tf32": False}},
+        }
+
+    assert list(figures._matched(sections(40))) == ["curves"]
+    assert not figures._matched(sections(80))
 
 
 def test_the_time_to_an_error_is_that_of_the_first_row_below_it() -> None:

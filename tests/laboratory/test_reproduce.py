@@ -7,10 +7,10 @@ from krylov_descent.laboratory.problems import PROBLEMS, starcraft
 from krylov_descent.laboratory.problems.mnist import PUBLISHED as MNIST_PUBLISHED
 from krylov_descent.laboratory.reproduce import (
     BEST,
+    DIAGONAL,
     EXHIBITS,
     FORMS,
     HF,
-    KRONECKER,
     PAPER,
     STARCRAFT_OPPONENT,
     by_line,
@@ -29,7 +29,7 @@ def test_table2_has_all_problems_with_hf_and_two_forms_of_ksd_or_three() -> None
         if row.startswith(starcraft.NAME):
             continue
         cells = {cell.column: cell.settings for cell in table.of_rows([row])}
-        more = [KRONECKER] if row in AUTOENCODERS else []
+        more = [DIAGONAL] if row in AUTOENCODERS else []
         assert list(cells) == [HF, PAPER, BEST, *more]
         optimizers = [settings.optimizer for settings in cells.values()]
         assert optimizers == ["hf", "ksd-paper", "ksd", *(["ksd"] if more else [])]
@@ -108,12 +108,13 @@ def test_the_quick_form_is_small_short_and_keeps_the_curvature() -> None:
         assert cell.settings.problem_options["size"] == "small"
         assert original.settings.problem_options == {}
         assert cell.settings.limits.seconds == 20.0
-        kept = original.settings.optimizer_options.get("curvature")
-        assert cell.settings.optimizer_options == ({"curvature": kept} if kept else {})
+        given, names = original.settings.optimizer_options, ("curvature", "preconditioner")
+        assert cell.settings.optimizer_options == {k: given[k] for k in names if k in given}
     assert quick.title == f"{full.title}, small forms with 20 s a run"
     table = exhibit("table2").adapted("cpu", quick=True)
     for cell in table.cells:
-        kept = {"preconditioner": "kronecker"} if cell.column == KRONECKER else {}
+        factors = cell.column == BEST and cell.row in AUTOENCODERS
+        kept = {"preconditioner": "kronecker"} if factors else {}
         assert cell.settings.optimizer_options == kept
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from krylov_descent.laboratory.record import Row, RunFolder
 from krylov_descent.laboratory.repeats import estimate
-from krylov_descent.laboratory.reproduce import BEST, HF, KRONECKER, PAPER, Cell, Exhibit, by_line
+from krylov_descent.laboratory.reproduce import BEST, DIAGONAL, HF, PAPER, Cell, Exhibit, by_line
 from krylov_descent.laboratory.training import Ending
 
 # Endings that say nothing about how long the run would have taken.
@@ -56,7 +56,7 @@ def time_ratio(ksd: RunFolder, hf: RunFolder) -> Ratio | None:
 
 def ratio_of(cell: Cell, base: Path) -> Ratio | None:
     """The time ratio of a table's cell; None for HF itself, and where there is none yet."""
-    if cell.column not in (PAPER, BEST, KRONECKER):
+    if cell.column not in (PAPER, BEST, DIAGONAL):
         return None
     return time_ratio(cell.folder(base), replace(cell, column=HF).folder(base))
 
