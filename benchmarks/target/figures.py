@@ -99,7 +99,7 @@ def _matched(sections: Sections) -> dict[str, dict[str, str]]:
     names = {
         race: {
             method: Cell(race=race, method=method, stage="seed").name
-            for method in ("ksd-diagonal", "ksd-float32")
+            for method in ("ksd", "ksd-float32")
         }
         for race in RACES["cuda"]
     }

@@ -73,7 +73,7 @@ def test_forms_of_other_precision_are_for_gpus() -> None:
     assert "adam-tf32" in methods.methods_of("cuda")
     assert all(method.tf32 is None for method in methods.methods_of("cpu").values())
     assert "muon" not in methods.methods_of("cpu")
-    plain = methods.settings_of("ksd-diagonal", "mnist-autoencoder")
+    plain = methods.settings_of("ksd", "mnist-autoencoder")
     assert plain["tf32"]
     assert methods.settings_of("ksd-float32", "mnist-autoencoder") == {**plain, "tf32": False}
     assert methods.settings_of("adam-tf32", "mnist-autoencoder") == {}
@@ -102,7 +102,7 @@ def test_a_warm_up_goes_on_until_the_factors_have_come() -> None:
 def test_precisions_are_compared_where_the_settings_are_alike() -> None:
     def sections(dimension: int) -> dict[str, Any]:
         return {
-            "curves.ksd-diagonal.seed-0": {"options": {"dimension": 40, "tf32": True}},
+            "curves.ksd.seed-0": {"options": {"dimension": 40, "tf32": True}},
             "curves.ksd-float32.seed-0": {"options": {"dimension": dimension, "tf32": False}},
         }
 
