@@ -95,6 +95,19 @@ class Network:
         """nᵢ of a batch [size], part of the autograd graph."""
         return self.losses_of(self.outputs(batch, eager=eager), batch, eager=eager)
 
+    def losses_at(self, point: Tensor, batch: Batch) -> Tensor:
+        """nᵢ of a batch [size] at another point [n]; the parameters stay as they are."""
+        # Copies begin evenly as parameters do, so that a GPU takes the same kernels.
+        values = [torch.empty_like(p) for p in self.parameters.tensors]
+        torch._foreach_copy_(values, self.parameters.pieces(point))
+        for value in values:
+            value.requires_grad_()  # a forward pass may differentiate towards its own parameters
+        network = self.original
+        losses: Tensor = network.call_with(
+            values, network.names, lambda: network.sample_losses(batch, eager=True)
+        )
+        return losses
+
     def losses_of(self, outputs: Tree, batch: Batch, *, eager: bool = False) -> Tensor:
         """nᵢ of a batch [size] for outputs that are there already."""
         with self._ambient, forward_precision(), _compiler(off=eager):

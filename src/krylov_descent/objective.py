@@ -273,10 +273,16 @@ class Objective:
         self.probe(samples.batch)
         return samples.batch if samples.batch.size <= self.micro_batch else None
 
-    def may_record(self, batch: Batch) -> bool:
-        """Whether the batch is one whose gradient may be recorded, in one piece."""
-        activations = batch.size * self.findings.bytes_per_sample
-        return batch.size <= self.micro_batch and activations <= LARGEST_RECORDED_ACTIVATIONS
+    def may_record(self, batch: Batch, *, times: int = 1) -> bool:
+        """Whether the batch is one whose gradient may be recorded, in one piece.
+
+        Args:
+            batch: of samples.
+            times: how often, side by side.
+        """
+        size = times * batch.size
+        activations = size * self.findings.bytes_per_sample
+        return size <= self.micro_batch and activations <= LARGEST_RECORDED_ACTIVATIONS
 
     def micro_batches(self, data: Any, size: int | None = None) -> Iterator[Batch]:
         """The data in micro-batches on the parameters' device; probes the first one."""

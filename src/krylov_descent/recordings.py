@@ -15,14 +15,14 @@ with dropout both ways always differ.) What cannot be recorded is run as it is, 
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, Tree, tensors_in
 from krylov_descent.forward_mode import BatchProduct
@@ -80,8 +80,8 @@ class Recordings:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """For a while the network does not change, and is looked at once."""
-        self._step = _Known(self._places() if self.possible else ())
+        """For a while what the network computes does not change, and is looked at once."""
+        self._step = _Known.of(self._network.eager)
         try:
             yield
         finally:
@@ -95,18 +95,20 @@ class Recordings:
         """
         # For each precision: Hessian-Free may have tf32 for its products alone.
         precision = precisions()
-        if self._step is not None:
-            if precision in self._step.looked_at:
-                return True
-            self._step.looked_at.add(precision)
+        if self._step is not None and precision in self._step.looked_at:
+            return True
         few = batch.rows(0, PULSE_SAMPLES)
         pulse = self.load(f"pulse in {precision}", _losses, few)
         fresh = self._network.sample_losses(few, eager=True).detach().double()
         if pulse is None:
             return True
         error, size = (pulse().double() - fresh).abs().sum(), fresh.abs().sum()
-        # Losses that are not finite tell nothing.
-        if bool((error <= PULSE_TOLERANCE * size) | ~size.isfinite()):
+        # Losses that are zero, of targets to ignore, or not finite tell nothing.
+        tell = (size > 0) & size.isfinite()
+        agree, telling = torch.stack([error <= PULSE_TOLERANCE * size, tell]).tolist()
+        if self._step is not None and telling:
+            self._step.looked_at.add(precision)
+        if agree or not telling:
             return True
         self.clear()
         return False
@@ -193,37 +195,43 @@ class Recordings:
     def _key(self, batch: Batch, given: tuple[Tensor, ...], fixed: tuple[Tensor, ...]) -> Key:
         network = self._network
         copied = [*tensors_in((batch.inputs, batch.targets)), *given]
+        known = self._step or _Known.of(network.eager)
         kind = network.parameters.device.type
         return (
             tuple((t.shape, t.dtype) for t in copied),
-            self._places() if self._step is None else self._step.places,
-            _places_of(fixed),
+            tuple((t.data_ptr(), t.shape) for t in (*known.tensors(), *fixed)),
             # Of a step that is under way, and around everything else.
             network.autocast,
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
             precisions(),
         )
 
-    def _places(self) -> Key:
-        model = self._network.eager
-        return _places_of([*model.parameters(), *model.buffers()])
-
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of the network for a step.
+    """What is known of the network for a step: to look through all its modules takes a while.
 
     Attributes:
-        places: where its tensors lie.
+        parameters: all of them; what they hold may be replaced.
+        modules: those with buffers, which a forward pass may replace.
         looked_at: the precisions in which recordings were seen to hold, or were forgotten.
     """
 
-    places: Key
+    parameters: list[nn.Parameter]
+    modules: list[nn.Module]
     looked_at: set[tuple[str, str]] = field(default_factory=set)
 
+    @classmethod
+    def of(cls, model: nn.Module) -> "_Known":
+        """A model that nothing is known of yet."""
+        with_buffers = [m for m in model.modules() if any(True for _ in m.buffers(recurse=False))]
+        return cls(list(model.parameters()), with_buffers)
 
-def _places_of(tensors: Iterable[Tensor]) -> Key:
-    return tuple((t.data_ptr(), t.shape) for t in tensors)
+    def tensors(self) -> Iterator[Tensor]:
+        """All that a forward pass reads where it is."""
+        yield from self.parameters
+        for module in self.modules:
+            yield from module.buffers(recurse=False)
 
 
 class _Aliased(Network):

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, Samples
 from krylov_descent.linear_layers import losses_and_gradients, side_by_side
@@ -206,24 +206,30 @@ class SubspaceObjective(ObjectiveAround):
     def _record_losses(self, batch: Batch, coefficients: Tensor) -> Recording | None:
         slots, theta = self._subspace.slots, self._theta
         assert slots is not None
+        apart = self._may_be_side_by_side(batch)
 
         def losses_at_points(
             network: Network, batch: Batch, theta: Tensor, coefficients: Tensor
         ) -> Tensor:
-            model = network.original  # whose parameters can be swapped
-
             def losses_at(c: Tensor) -> Tensor:
-                point = network.parameters.pieces(theta + slots.t() @ c)
-                losses: Tensor = model.call_with(
-                    point, model.names, lambda: model.sample_losses(batch, eager=True)
-                )
-                return losses.detach().double()
+                return network.losses_at(theta + slots.t() @ c, batch).detach().double()
 
             jobs = [partial(losses_at, c) for c in coefficients]
-            shared = any(True for _ in model.eager.buffers())  # which a forward pass may write to
             with self._objective.value_mode():
-                return torch.stack([job() for job in jobs] if shared else side_by_side(jobs))
+                return torch.stack(side_by_side(jobs) if apart else [job() for job in jobs])
 
         return self._objective.recordings.load(
             "losses", losses_at_points, batch, theta, coefficients.to(slots.device), fixed=(slots,)
         )
+
+    def _may_be_side_by_side(self, batch: Batch) -> bool:
+        """Whether the forward passes for the noise fit side by side, and write to nothing shared.
+
+        What one writes to a tensor that is no buffer, and reads again, is not seen. Then the noise
+        may be wrong, and nothing else.
+        """
+        objective = self._objective
+        modules = (objective.network.eager, objective.network.loss.module)
+        shared = any(True for m in modules if isinstance(m, nn.Module) for _ in m.buffers())
+        graphs = objective.findings.forward_differentiates
+        return not (shared or graphs) and objective.may_record(batch, times=NOISE_POINTS)

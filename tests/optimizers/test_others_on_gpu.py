@@ -73,3 +73,31 @@ def test_a_recorded_epoch_is_the_plain_epoch() -> None:
         found.append((losses, parameters_of(model)))
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
+
+
+class Rebinding(torch.optim.Optimizer):
+    """Gradient descent that gives the parameters a new place at every step."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = p.data - group["lr"] * p.grad
+
+
+@pytest.mark.gpu
+def test_parameters_that_move_within_an_epoch_are_seen() -> None:
+    losses = []
+    for recorded in (True, False):
+        optimizer = FirstOrder(
+            net(torch.float64).cuda(),
+            nn.CrossEntropyLoss(),
+            Rebinding,
+            lr=0.3,
+            batch_size=20,
+            cuda_graphs=recorded,
+        )
+        losses.append([optimizer.step(classes(dtype=torch.float64)).loss for _ in range(3)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)

@@ -1,0 +1,74 @@
+"""What a recording is known by, and losses at a point that the parameters are not moved to."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from krylov_descent import Objective
+from krylov_descent.batches import Batch
+
+
+class Scaled(nn.Module):
+    """A net with a buffer, whose first weight is used twice."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 3)
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(torch.tanh(self.first(x))))
+        result: Tensor = self.scale * self.last(hidden)
+        return result
+
+
+def twelve() -> Batch:
+    torch.manual_seed(1)
+    return Batch(torch.randn(12, 5), torch.randn(12, 3), 12)
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_tensors_that_move_are_seen_within_a_step_too(in_step: bool) -> None:
+    model, batch = Scaled(), twelve()
+    recordings = Objective(model, nn.MSELoss()).recordings
+
+    with recordings.step() if in_step else nullcontext():
+        keys = [recordings._key(batch, (), ())]
+        old = model.first.weight.data
+        model.first.weight.data = old.clone()
+        keys.append(recordings._key(batch, (), ()))
+        before, model.scale = model.scale, model.scale.clone()
+        keys.append(recordings._key(batch, (), ()))
+        assert keys[-1] == recordings._key(batch, (), ())
+    assert len(set(keys)) == 3
+    del old, before  # held so far, so that their places were not given away again
+
+
+def test_losses_at_a_point_are_those_of_parameters_moved_there() -> None:
+    model, batch = Scaled(), twelve()
+    network = Objective(model, nn.MSELoss()).network
+    parameters = network.parameters
+    start = parameters.copy()
+    point = start + 0.1 * torch.randn_like(start)
+    found = network.losses_at(point, batch)
+    assert torch.equal(parameters.copy(), start)
+    here = network.sample_losses(batch)
+    parameters.assign(point)
+    torch.testing.assert_close(found, network.sample_losses(batch))
+    assert not torch.allclose(found, here)
+
+
+def test_a_forward_pass_may_differentiate_towards_parameters_at_a_point() -> None:
+    class TowardsItself(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            (slope,) = torch.autograd.grad(self.last.bias.square().sum(), self.last.bias)
+            return super().forward(x) - slope
+
+    network = Objective(TowardsItself(), nn.MSELoss()).network
+    point = network.parameters.copy()
+    torch.testing.assert_close(network.losses_at(point, twelve()), network.sample_losses(twelve()))
