@@ -270,7 +270,8 @@ class TowardsItself(nn.Module):
         self.net = small_net(torch.float64)
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = self.net.get_parameter("2.bias")
+        bias = self.net[2].bias
+        assert isinstance(bias, Tensor)
         (slope,) = torch.autograd.grad(bias.square().sum(), bias, create_graph=True)
         result: Tensor = self.net(x) - 0.1 * slope
         return result

@@ -99,9 +99,9 @@ class Recordings:
             return True
         few = batch.rows(0, PULSE_SAMPLES)
         pulse = self.load(f"pulse in {precision}", _losses, few)
-        fresh = self._network.sample_losses(few, eager=True).detach().double()
         if pulse is None:
             return True
+        fresh = self._network.sample_losses(few, eager=True).detach().double()
         error, size = (pulse().double() - fresh).abs().sum(), fresh.abs().sum()
         # Losses that are zero, of targets to ignore, or not finite tell nothing.
         tell = (size > 0) & size.isfinite()
