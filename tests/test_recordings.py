@@ -286,7 +286,7 @@ def test_the_noise_is_recorded_whatever_the_forward_pass_does(
     for recorded in (True, False):
         optimizer = KSD(model(), nn.CrossEntropyLoss(), cuda_graphs=recorded)
         found.append(optimizer.step(data).noise)
-        assert ("losses" in optimizer.objective.recordings._held) == recorded
+        assert ("noise" in optimizer.objective.recordings._held) == recorded
     # Of rounding, and so as large with other kernels, if not the same.
     assert found[1] / 3 < found[0] < 3 * found[1]
 

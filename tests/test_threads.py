@@ -30,8 +30,9 @@ def test_one_thread_and_then_as_many_as_before() -> None:
 
 
 def test_an_error_does_not_leave_one_thread_behind() -> None:
+    coordinates = Coordinates(torch.full((3, 3), torch.nan).double(), torch.eye(3), 1e-4)
     with pytest.raises(RuntimeError, match="linalg"):
-        Coordinates(torch.full((3, 3), torch.nan, dtype=torch.float64), torch.eye(3), 1e-4)
+        coordinates.find()
     assert torch.get_num_threads() == THREADS
 
 
@@ -54,7 +55,7 @@ samples = InMemory(Batch(torch.empty(100_000, 0), torch.empty(100_000, 0), 100_0
 basis, identity = torch.randn(81, 81), torch.eye(81)
 before = threads()
 draw(samples, SubsetSizes(100, 100, 80), generator)
-subspace = cut(basis, identity, identity, torch.ones(81))
+subspace = cut(basis, torch.cat([identity, identity, torch.ones(1, 81)]))
 coordinates = Coordinates(subspace.curvature, subspace.gram, 1e-4)
 noise_of_sum(torch.randn(4, 7_500, dtype=torch.float64, generator=generator))
 

@@ -228,6 +228,13 @@ class StoredBasis:
         self._copies = torch.cuda.Stream(like.device) if self._fetched else None
         self.count = slots
 
+    @classmethod
+    def at(cls, room: Tensor) -> "StoredBasis":
+        """Rows that are kept plainly in a tensor [slots, m], which may hold anything."""
+        basis = cls(0, room.shape[1], room, Storage())
+        basis.stored, basis.count = room, len(room)
+        return basis
+
     @property
     def rounded(self) -> bool:
         """Whether rows are kept less exactly than vectors come."""

@@ -7,10 +7,12 @@ for the rest, where Gram and Schmidt take two, and H̄ = VᵀHV a third. What th
 orthonormal vectors is done with the help of VᵀV (`subspace.Coordinates`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from krylov_descent.basis import Placement, StoredBasis
@@ -31,7 +33,7 @@ def fill_with_krylov_space(
     gradient: Tensor,
     previous_steps: list[Tensor],
     placement: Placement,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Tensor:
     """Algorithm 2, safe against breakdown, with any number of previous steps.
 
     Args:
@@ -45,9 +47,8 @@ def fill_with_krylov_space(
         placement: which part of each vector this rank keeps.
 
     Returns:
-        H̄ and VᵀV [K + m, K + m], of which the lower triangles count, and the squared lengths of
-        the directions before they were made 1 [K + m]: zero for one that vanished, whose row is
-        zero.
+        What `found_on_host` reads: H̄, VᵀV, and the squared lengths of the directions before they
+        were made 1, zero for one that vanished, whose row is zero.
 
     With a good preconditioner D⁻¹H is near the identity and a new direction may vanish. Then the
     Krylov part ends; a previous step still joins unless it lies in the span already. On a
@@ -140,16 +141,23 @@ def fill_with_krylov_space(
         if add_previous(slot):
             measure(slot)
     small = placement.settled(torch.stack([curvature, placement.dots(rows.gram())]))
-    return small[0], small[1], lengths
+    return torch.cat([*small, lengths.unsqueeze(0)])
 
 
-def directions_in(lengths: Tensor) -> list[int]:
-    """The rows that did not vanish."""
-    return (lengths != 0).cpu().nonzero()[:, 0].tolist()
+def found_on_host(found: Tensor) -> tuple[list[int], Tensor, Tensor]:
+    """The rows that did not vanish, and H̄ and VᵀV between these alone, symmetric, on the CPU.
 
-
-def between(rows: Sequence[int], matrix: Tensor) -> Tensor:
-    """H̄ or VᵀV of these rows alone, symmetric, from its lower triangle; on the CPU."""
+    Args:
+        found: by `fill_with_krylov_space`, [2(K + m) + 1, K + m], of H̄ and VᵀV the lower triangles.
+            Read in one piece: each is a wait for a GPU.
+    """
     # By NumPy: torch's tril and indices wake all threads of the CPU (see `threads`).
-    lower = np.tril(matrix.cpu().numpy()[np.ix_(rows, rows)])
-    return torch.from_numpy(lower + np.tril(lower, -1).T)
+    numbers = found.cpu().numpy()
+    count = numbers.shape[1]
+    rows = numbers[-1].nonzero()[0].tolist()
+
+    def between(matrix: NDArray[Any]) -> Tensor:
+        lower = np.tril(matrix[np.ix_(rows, rows)])
+        return torch.from_numpy(lower + np.tril(lower, -1).T)
+
+    return rows, between(numbers[:count]), between(numbers[count:-1])

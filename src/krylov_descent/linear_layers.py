@@ -252,13 +252,18 @@ def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
     """
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return [job() for job in jobs]
-    current, branches = torch.cuda.current_stream(), _branches(torch.cuda.current_device())
+    current = torch.cuda.current_stream()
+    branches, here = _branches(torch.cuda.current_device())[: len(jobs)], current.record_event()
     for branch in branches:
-        branch.wait_stream(current)
+        branch.wait_event(here)
     results = []
-    for job, branch in zip(jobs, itertools.cycle(branches), strict=False):
-        with torch.cuda.stream(branch):
+    try:
+        # Set by hand: a context for each job would take as long as the job.
+        for job, branch in zip(jobs, itertools.cycle(branches), strict=False):
+            torch.cuda.set_stream(branch)
             results.append(job())
+    finally:
+        torch.cuda.set_stream(current)
     for branch in branches:
         current.wait_stream(branch)
     return results

@@ -51,7 +51,7 @@ def noise_of_sum(values: Tensor) -> float:
         raise ValueError(
             "values must be finite; measure the noise closer to a point where the function is"
         )
-    return _noise_from(_error_sums(values))
+    return noise_from(error_sums(values))
 
 
 def noise_over_ranks(rows: Sequence[Tensor], points: int, ranks: Ranks) -> float:
@@ -68,30 +68,35 @@ def noise_over_ranks(rows: Sequence[Tensor], points: int, ranks: Ranks) -> float
         if not bool(values.isfinite().all()):
             own.fill_(math.nan)
         elif len(rows) == points:
-            own = _error_sums(values)
-    return _noise_from(ranks.sum_numbers(own))
+            own = error_sums(values)
+    return noise_from(ranks.sum_numbers(own))
 
 
 @one_thread()
-def _error_sums(values: Tensor) -> Tensor:
-    """Σ error², and Σ error at each of the p − 3 whitened differences, over the samples."""
+def error_sums(values: Tensor) -> Tensor:
+    """Σ error², and Σ error at each of the p − 3 whitened differences, over the samples.
+
+    [p − 2], from values [p, N] as `noise_of_sum` has them, where these are; not finite where a
+    value is not. Sums over parts of the samples add up.
+    """
     # Differences of neighbouring float64 numbers are exact, so this adds no rounding of its own.
-    errors = _whitening(len(values)) @ values.diff(n=ORDER, dim=0).to("cpu")  # [p − 3, N]
+    errors = _whitening(len(values), values.device) @ values.diff(n=ORDER, dim=0)  # [p − 3, N]
     return torch.cat([errors.norm().square().reshape(1), errors.sum(dim=1)])
 
 
+def noise_from(sums: Tensor) -> float:
+    """What `noise_of_sum` gives, from `error_sums` over all samples."""
+    freedom = math.sqrt(len(sums) - 1)
+    independent, shared_too = math.sqrt(float(sums[0])), float(sums[1:].norm())
+    return max(independent, shared_too) / freedom
+
+
 @functools.cache
-def _whitening(points: int) -> Tensor:
+def _whitening(points: int, device: torch.device) -> Tensor:
     """Makes overlapping differences uncorrelated, each with the variance of one value.
 
     [p − 3, p − 3]. For four points it divides by √20, where 20 = 1² + 3² + 3² + 1².
     """
     operator = torch.eye(points, dtype=torch.float64).diff(n=ORDER, dim=0)  # [p − 3, p]
     inverse: Tensor = torch.linalg.inv(torch.linalg.cholesky(operator @ operator.T))
-    return inverse
-
-
-def _noise_from(sums: Tensor) -> float:
-    freedom = math.sqrt(len(sums) - 1)
-    independent, shared_too = math.sqrt(float(sums[0])), float(sums[1:].norm())
-    return max(independent, shared_too) / freedom
+    return inverse.to(device)

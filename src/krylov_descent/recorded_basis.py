@@ -1,4 +1,10 @@
-"""The basis of a step as one CUDA graph: all products, preconditioning and orthogonalisation."""
+"""The basis of a step by recordings: as one CUDA graph, or with one for each product.
+
+As one it is all products, preconditioning and orthogonalisation, without the host in between. To
+record that takes as long as the host needs for a whole basis, some tenths of a second for a deep
+net, which pays after some dozens of steps. Where the preconditioner is for few steps, or the whole
+cannot be recorded, only the product is, and the rest is launched around it.
+"""
 
 from functools import partial
 
@@ -9,10 +15,11 @@ from krylov_descent.batches import Batch
 from krylov_descent.curvature import CurvatureProduct
 from krylov_descent.network import Network
 from krylov_descent.preconditioner import InPlace, Preconditioner
-from krylov_descent.subspace import Subspace, cut, krylov_slots
+from krylov_descent.subspace import Subspace, cut, fill_slots
 
-# That there are two directions before it makes the third one like all that follow.
-REHEARSED = 3
+# That there are two directions before it makes the third one like all that follow; and so is one
+# previous step like the others.
+REHEARSED, REHEARSED_PREVIOUS = 3, 1
 
 
 def recorded_basis(
@@ -21,48 +28,72 @@ def recorded_basis(
     gradient: Tensor,
     previous_steps: list[Tensor],
     dimension: int,
+    *,
+    whole: bool,
 ) -> Subspace | None:
-    """What `krylov_basis` gives, by one launch; None where that is not possible.
+    """What `krylov_basis` gives, in the same place at every step.
 
-    Not where B does not fit one micro-batch, nor with a preconditioner whose tensors move.
+    None where B does not fit one micro-batch.
 
     Args:
         product: v → Hv, not used before.
-        preconditioner: D.
+        preconditioner: D. As a whole the basis is recorded only if its tensors do not move.
         gradient: g [n].
-        previous_steps: m vectors [n]; as many at every step.
+        previous_steps: m vectors [n]; as many at every step. May be emptied.
         dimension: K.
+        whole: whether to have it as one recording.
     """
     batch = product.single_batch
-    if batch is None or not isinstance(preconditioner, InPlace):
+    if batch is None:
         return None
+    rows = min(dimension, gradient.numel()) + len(previous_steps)
+    slots, found = product.objective.recordings.room(rows, gradient), None
+    if whole and isinstance(preconditioner, InPlace):
+        found = _replay(slots, product, preconditioner, batch, gradient, previous_steps)
+    if found is None:
+        found = fill_slots(slots, product, preconditioner, gradient, previous_steps)
+    return cut(slots, found, stays=True)
+
+
+def _replay(
+    slots: Tensor,
+    product: CurvatureProduct,
+    preconditioner: InPlace,
+    batch: Batch,
+    gradient: Tensor,
+    previous_steps: list[Tensor],
+) -> Tensor | None:
+    """What `fill_slots` gives, by one launch; None where that is not possible."""
 
     def build(
-        directions: int,
+        slots: Tensor,
+        previous: int,
         network: Network,
         batch: Batch,
         gradient: Tensor,
         scale: Tensor,
         *previous_steps: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        products, joining = product.over(network, batch, scale), list(previous_steps)
-        return krylov_slots(products, preconditioner, gradient, joining, directions)
+    ) -> Tensor:
+        products, joining = product.over(network, batch, scale), list(previous_steps[:previous])
+        return fill_slots(slots, products, preconditioner, gradient, joining)
 
+    previous = len(previous_steps)
+    few = min(REHEARSED, len(slots) - previous), min(REHEARSED_PREVIOUS, previous)
     recordings = product.objective.recordings
     recording = recordings.load(
-        f"basis of {product.kind} in {dimension}",
-        partial(build, dimension),
+        f"basis of {product.kind}",
+        partial(build, slots, previous),
         batch,
         gradient,
         torch.tensor(product.scale, dtype=gradient.dtype, device=gradient.device),
         *previous_steps,
-        fixed=preconditioner.tensors,
-        rehearsal=partial(build, min(REHEARSED, dimension)),
+        fixed=(slots, *preconditioner.tensors),
+        rehearsal=partial(build, slots[: sum(few)], few[1]),
     )
     if recording is None:
         return None
-    slots, *found = recording()
+    found: Tensor = recording()
     if not recordings.hold(batch):
         return None
     product.products += len(slots)
-    return cut(slots, *found, stays=True)
+    return found

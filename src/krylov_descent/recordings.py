@@ -15,7 +15,7 @@ with dropout both ways always differ.) What cannot be recorded is run as it is, 
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,11 +56,13 @@ class Recordings:
         self._held: dict[str, tuple[Key, Any]] = {}
         self._asked: dict[str, Key] = {}
         self._impossible: set[str] = set()
+        self._room: Tensor | None = None
         self._step: _Known | None = None
+        self._meanwhile: Callable[[], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model lies elsewhere in memory, and is recorded anew.
-        return vars(self) | {"_held": {}, "_asked": {}, "_step": None}
+        return vars(self) | {"_held": {}, "_asked": {}, "_room": None, "_step": None}
 
     @property
     def possible(self) -> bool:
@@ -71,12 +73,19 @@ class Recordings:
 
     def clear(self) -> None:
         """Forget everything: the model has changed."""
-        self.release()
-        self._impossible = set()
+        self._held, self._asked, self._impossible, self._room = {}, {}, set(), None
 
-    def release(self) -> None:
-        """Let go of everything, and of its memory: what is recorded from now on is not the same."""
-        self._held, self._asked = {}, {}
+    def release(self, *, but: Collection[str]) -> None:
+        """Let go of all but these, and of its memory: the rest will be others from now on."""
+        self._held = {name: held for name, held in self._held.items() if name in but}
+        self._asked = {}
+
+    def room(self, rows: int, like: Tensor) -> Tensor:
+        """A place for that many vectors like this one, the same at every step."""
+        kind = (rows, len(like)), like.dtype, like.device
+        if self._room is None or (self._room.shape, self._room.dtype, self._room.device) != kind:
+            self._room = like.new_zeros(rows, len(like))
+        return self._room
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -86,6 +95,15 @@ class Recordings:
             yield
         finally:
             self._step = None
+
+    @contextmanager
+    def meanwhile(self, job: Callable[[], Any]) -> Iterator[None]:
+        """For a while there is a job for the host to do when it would wait for the GPU."""
+        self._meanwhile = job
+        try:
+            yield
+        finally:
+            self._meanwhile = None
 
     def hold(self, batch: Batch) -> bool:
         """Whether they are what the network does; if they are not, they are forgotten.
@@ -105,7 +123,10 @@ class Recordings:
         error, size = (pulse().double() - fresh).abs().sum(), fresh.abs().sum()
         # Losses that are zero, of targets to ignore, or not finite tell nothing.
         tell = (size > 0) & size.isfinite()
-        agree, telling = torch.stack([error <= PULSE_TOLERANCE * size, tell]).tolist()
+        found = torch.stack([error <= PULSE_TOLERANCE * size, tell])
+        if self._meanwhile is not None:
+            self._meanwhile()
+        agree, telling = found.tolist()
         if self._step is not None and telling:
             self._step.looked_at.add(precision)
         if agree or not telling:

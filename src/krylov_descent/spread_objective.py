@@ -15,7 +15,7 @@ from krylov_descent.noise import noise_over_ranks
 from krylov_descent.objective import Objective
 from krylov_descent.stored_subspace import StoredSubspace
 from krylov_descent.subspace import Coordinates
-from krylov_descent.subspace_objective import NOISE_POINTS, ObjectiveAround, noise_points
+from krylov_descent.subspace_objective import NOISE_POINTS, ObjectiveAround, noise_steps
 
 
 class SpreadObjective(ObjectiveAround):
@@ -70,8 +70,8 @@ class SpreadObjective(ObjectiveAround):
         """
         epsilon = self._objective.epsilon()
         rows = []
-        for a in noise_points(gradient, epsilon):
-            self._move(a)
+        for step in noise_steps(epsilon):
+            self._move(step * gradient)
             with self._ranks.own_work():
                 rows.append(self._objective.comparable_losses(self._set))
             self.samples_seen += self.samples

@@ -4,12 +4,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.basis import Placement, Storage, StoredBasis
-from krylov_descent.krylov import (
-    Product,
-    between,
-    directions_in,
-    fill_with_krylov_space,
-)
+from krylov_descent.krylov import Product, fill_with_krylov_space, found_on_host
 from krylov_descent.preconditioner import Metric
 
 
@@ -74,12 +69,10 @@ def stored_krylov_basis(
     """
     slots = min(dimension, gradient.numel()) + len(previous_steps)
     rows = StoredBasis(slots, placement.size, gradient, storage)
-    curvature, gram, lengths = fill_with_krylov_space(
-        rows, product, metric, gradient, previous_steps, placement
-    )
-    kept = directions_in(lengths)
+    found = fill_with_krylov_space(rows, product, metric, gradient, previous_steps, placement)
+    kept, curvature, gram = found_on_host(found)
     for slot, row in enumerate(kept):
         if slot != row:
             rows.move(row, slot)
     rows.cut(len(kept))
-    return StoredSubspace(rows, placement, between(kept, curvature).double(), between(kept, gram))
+    return StoredSubspace(rows, placement, curvature.double(), gram)

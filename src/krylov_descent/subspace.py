@@ -7,17 +7,13 @@ same is VT, with TᵀVᵀVT = 1, and T acts on the small vectors, too.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from krylov_descent.basis import Alone, Storage, StoredBasis
-from krylov_descent.krylov import (
-    Product,
-    between,
-    directions_in,
-    fill_with_krylov_space,
-)
+from krylov_descent.basis import Alone, StoredBasis
+from krylov_descent.krylov import Product, fill_with_krylov_space, found_on_host
 from krylov_descent.preconditioner import Metric
 from krylov_descent.threads import one_thread
 
@@ -72,53 +68,45 @@ def krylov_basis(
 
     Memory: K + m vectors, and three while it is made; with `Images` K + m more.
     """
-    return cut(*krylov_slots(product, metric, gradient, previous_steps, dimension))
+    size = gradient.numel()
+    slots = gradient.new_zeros(min(dimension, size) + len(previous_steps), size)
+    return cut(slots, fill_slots(slots, product, metric, gradient, previous_steps))
 
 
-def krylov_slots(
+def fill_slots(
+    slots: Tensor,
     product: Product,
     metric: Metric,
     gradient: Tensor,
     previous_steps: list[Tensor],
-    dimension: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Algorithm 2 before the rank is cut: rows that may be zero [K + m, n], H̄, VᵀV, lengths.
+) -> Tensor:
+    """Algorithm 2 into rows [K + m, n]; returns what `cut` wants.
 
-    The arguments are those of `krylov_basis`. On a GPU nothing is read on the host.
+    The other arguments are those of `krylov_basis`. On a GPU nothing is read on the host.
     """
-    size = gradient.numel()
-    slots = min(dimension, size) + len(previous_steps)
-    rows = StoredBasis(slots, size, gradient, Storage())
-    filled = fill_with_krylov_space(rows, product, metric, gradient, previous_steps, Alone(size))
-    return rows.stored, *filled
+    rows, placement = StoredBasis.at(slots), Alone(gradient.numel())
+    return fill_with_krylov_space(rows, product, metric, gradient, previous_steps, placement)
 
 
-def cut(
-    basis: Tensor, curvature: Tensor, gram: Tensor, lengths: Tensor, *, stays: bool = False
-) -> Subspace:
+def cut(basis: Tensor, found: Tensor, *, stays: bool = False) -> Subspace:
     """Leave out the rows that vanished, in place.
 
     Args:
         basis: rows, some of them zero, [K + m, n].
-        curvature: between them, [K + m, K + m].
-        gram: their inner products, [K + m, K + m].
-        lengths: of the rows before they were made 1, squared; zero for those to leave out.
+        found: of them by `fill_slots`.
         stays: whether the basis is in the same place at every step.
     """
-    rows = directions_in(lengths)
+    rows, curvature, gram = found_on_host(found)
     for slot, row in enumerate(rows):
         if slot != row:
             basis[slot] = basis[row]
-    return Subspace(
-        basis[: len(rows)],
-        between(rows, curvature).double(),
-        between(rows, gram),
-        basis if stays else None,
-    )
+    return Subspace(basis[: len(rows)], curvature.double(), gram, basis if stays else None)
 
 
 class Coordinates:
     """Coordinates a with V̄a = VTC⁻ᵀa, in which the curvature is the identity.
+
+    Found when they are first asked for: a GPU may be busy with the start, a = 0, by then.
 
     Args:
         curvature: H̄ = VᵀHV [r, r], float64, finite; any sign.
@@ -128,30 +116,46 @@ class Coordinates:
     If the largest eigenvalue is not positive, the floor is ε·max|λ|; if H̄ is zero, Ĥ = I.
     """
 
-    @one_thread()
     def __init__(self, curvature: Tensor, gram: Tensor, epsilon: float) -> None:
-        T = _orthonormalizing(gram)
-        self.ritz_values, vectors = torch.linalg.eigh(T.t() @ curvature @ T)
-        largest, size = float(self.ritz_values[-1]), float(self.ritz_values.abs().max())
+        self._curvature, self._gram, self._epsilon = curvature, gram, epsilon
+
+    @property
+    def ritz_values(self) -> Tensor:
+        """The eigenvalues of H̄ in an orthonormal basis, ascending, before they are floored."""
+        return self._found[0]
+
+    def find(self) -> None:
+        """Ask for them now."""
+        _ = self._found
+
+    def to_basis(self, a: Tensor) -> Tensor:
+        """TC⁻ᵀ a: the coefficients of V for the coordinates a."""
+        if "_found" not in vars(self) and not bool(a.any()):
+            return torch.zeros_like(a)  # in any coordinates
+        return torch.mv(self._found[1].t(), a)
+
+    def from_gradient(self, projected: Tensor) -> Tensor:
+        """C⁻¹Tᵀ(Vᵀ∇f): the gradient in the coordinates a."""
+        return torch.mv(self._found[1], projected)
+
+    @cached_property
+    @one_thread()
+    def _found(self) -> tuple[Tensor, Tensor]:
+        """The eigenvalues, and C⁻¹Tᵀ."""
+        curvature, epsilon, T = self._curvature, self._epsilon, _orthonormalizing(self._gram)
+        ritz_values, vectors = torch.linalg.eigh(T.t() @ curvature @ T)
+        largest, size = float(ritz_values[-1]), float(ritz_values.abs().max())
         # An eigenvalue of zero is found as rounding of either sign, which must not set the floor.
         rounding = len(curvature) * torch.finfo(curvature.dtype).eps * size
         scale = largest if largest > rounding else size
         if scale == 0:
-            floored = torch.ones_like(self.ritz_values)
+            floored = torch.ones_like(ritz_values)
         else:
-            floored = self.ritz_values.clamp(min=epsilon * scale)
+            floored = ritz_values.clamp(min=epsilon * scale)
         factor = torch.linalg.cholesky((vectors * floored) @ vectors.t())
         # The inverse itself: it is applied twice per evaluation, where a triangular solve takes
         # ten times as long as a product, and the floor bounds its condition number.
-        self._inverse: Tensor = torch.linalg.solve_triangular(factor, T.t(), upper=False)
-
-    def to_basis(self, a: Tensor) -> Tensor:
-        """TC⁻ᵀ a: the coefficients of V for the coordinates a."""
-        return torch.mv(self._inverse.t(), a)
-
-    def from_gradient(self, projected: Tensor) -> Tensor:
-        """C⁻¹Tᵀ(Vᵀ∇f): the gradient in the coordinates a."""
-        return torch.mv(self._inverse, projected)
+        return ritz_values, torch.linalg.solve_triangular(factor, T.t(), upper=False)
 
 
 def subspace_is_known(gram: Tensor) -> bool:

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from krylov_descent.batches import Batch, Samples
 from krylov_descent.linear_layers import losses_and_gradients, side_by_side
 from krylov_descent.network import Network
-from krylov_descent.noise import noise_of_sum
+from krylov_descent.noise import error_sums, noise_from
 from krylov_descent.objective import Objective
 from krylov_descent.recordings import Recording
 from krylov_descent.subspace import Coordinates, Subspace
 
 NOISE_POINTS = 4
+# Names of recordings.
+EVALUATION, NOISE = "evaluation", "noise"
 
 
 class Combines(Protocol):
@@ -71,8 +73,8 @@ class ObjectiveAround:
         return epsilon * abs(value) / math.sqrt(self.samples)
 
 
-def noise_points(gradient: Tensor, epsilon: float) -> list[Tensor]:
-    """Points a little apart along the first direction, for measuring noise.
+def noise_steps(epsilon: float) -> list[float]:
+    """Steps a little apart along the gradient at the start, for measuring noise.
 
     What is left of the values there after third differences is noise, if the points are so close
     that the objective itself is a quadratic. In these coordinates a full step is about the
@@ -80,7 +82,7 @@ def noise_points(gradient: Tensor, epsilon: float) -> list[Tensor]:
     the rounding.
     """
     spacing = 0.1 * epsilon ** (1 / 3)
-    return [gradient * (-k * spacing) for k in range(NOISE_POINTS)]
+    return [-k * spacing for k in range(NOISE_POINTS)]
 
 
 class SubspaceObjective(ObjectiveAround):
@@ -125,7 +127,9 @@ class SubspaceObjective(ObjectiveAround):
             self.samples, self._normaliser = found.samples, found.normaliser
             value, projected = found.value, self._subspace.project(found.gradient)
         else:
-            numbers: Tensor = self._evaluation(self._in_slots(a)).cpu()
+            found = self._evaluation(self._in_slots(a))
+            self._coordinates.find()  # at the start, while the GPU is busy with it
+            numbers: Tensor = found.cpu()
             value, projected = float(numbers[0]), numbers[1 : 1 + self._subspace.rank]
         self.samples_seen += self.samples
         return value, self._coordinates.from_gradient(projected)
@@ -138,30 +142,30 @@ class SubspaceObjective(ObjectiveAround):
             gradient: there [r].
         """
         epsilon: float = self._objective.findings.epsilon
-        losses = self._losses_at(noise_points(gradient, epsilon))
+        sums = self._error_sums_along(gradient, noise_steps(epsilon))
         self.samples_seen += NOISE_POINTS * self.samples
-        if not bool(losses.isfinite().all()):
+        if not bool(sums.isfinite().all()):
             return self._least_noise(epsilon, value)
-        return noise_of_sum(losses) / self._normaliser
+        return noise_from(sums) / self._normaliser
 
-    def _losses_at(self, points: list[Tensor]) -> Tensor:
-        """Per-sample losses at some points, [points, |C|] in float64 on the CPU.
+    def _error_sums_along(self, direction: Tensor, steps: list[float]) -> Tensor:
+        """Of the per-sample losses at points along a direction [r], on the CPU.
 
-        Where C comes in another order each time, their sums [points, 1].
+        Where C comes in another order each time, of their sums.
         """
         recording = None
         if self._evaluation is not None and self._batch is not None:
-            recording = self._record_losses(
-                self._batch, torch.stack([self._in_slots(a) for a in points])
-            )
+            whole = self._in_slots(direction)
+            coefficients = torch.outer(whole.new_tensor(steps), whole)
+            recording = self._record_error_sums(self._batch, coefficients)
         if recording is not None:
             found: Tensor = recording().cpu()
             return found
         rows = []
-        for a in points:
-            self._move(a)
+        for step in steps:
+            self._move(step * direction)
             rows.append(self._objective.comparable_losses(self._set))
-        return torch.stack(rows)
+        return error_sums(torch.stack(rows))
 
     # Recordings -----------------------------------------------------------------------------
 
@@ -194,7 +198,7 @@ class SubspaceObjective(ObjectiveAround):
             return torch.cat([value.unsqueeze(0), (slots @ gradient).double()])
 
         return self._objective.recordings.load(
-            "evaluation",
+            EVALUATION,
             evaluate,
             batch,
             theta,
@@ -203,12 +207,12 @@ class SubspaceObjective(ObjectiveAround):
             fixed=(slots,),
         )
 
-    def _record_losses(self, batch: Batch, coefficients: Tensor) -> Recording | None:
+    def _record_error_sums(self, batch: Batch, coefficients: Tensor) -> Recording | None:
         slots, theta = self._subspace.slots, self._theta
         assert slots is not None
         apart = self._may_be_side_by_side(batch)
 
-        def losses_at_points(
+        def error_sums_at_points(
             network: Network, batch: Batch, theta: Tensor, coefficients: Tensor
         ) -> Tensor:
             def losses_at(c: Tensor) -> Tensor:
@@ -216,10 +220,11 @@ class SubspaceObjective(ObjectiveAround):
 
             jobs = [partial(losses_at, c) for c in coefficients]
             with self._objective.value_mode():
-                return torch.stack(side_by_side(jobs) if apart else [job() for job in jobs])
+                losses = side_by_side(jobs) if apart else [job() for job in jobs]
+            return error_sums(torch.stack(losses))
 
         return self._objective.recordings.load(
-            "losses", losses_at_points, batch, theta, coefficients.to(slots.device), fixed=(slots,)
+            NOISE, error_sums_at_points, batch, theta, coefficients.to(slots.device), fixed=(slots,)
         )
 
     def _may_be_side_by_side(self, batch: Batch) -> bool:

@@ -1,6 +1,8 @@
 """Krylov Subspace Descent (Vinyals & Povey 2011), Algorithm 3."""
 
+import functools
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, overload
 
@@ -12,6 +14,7 @@ from krylov_descent.basis import Storage
 from krylov_descent.batches import InMemory, Nothing, Samples
 from krylov_descent.bfgs import BFGSResult, minimize_bfgs
 from krylov_descent.curvature import Curvature, CurvatureKind
+from krylov_descent.distributed import Shard
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
@@ -328,7 +331,6 @@ class _Step:
         if not subspace_is_known(subspace.gram):
             return account.refused(Status.NOT_FINITE, OUT_OF_RANGE)
         coordinates = Coordinates(subspace.curvature, subspace.gram, self.curvature_floor)
-        account.note(ritz_values=tuple(coordinates.ritz_values.tolist()))
 
         # Lines 10-13. The best point a* of the subspace on C; d_prev ← V̄a*, θ ← θ + d_prev.
         self.ranks.enter("search")
@@ -337,6 +339,7 @@ class _Step:
         try:
             function = objective_in(subspace, coordinates, self.objective, objective_set, theta)
             start, gradient = function(torch.zeros(subspace.rank, dtype=torch.float64))
+            account.note(ritz_values=tuple(coordinates.ritz_values.tolist()))
             best = self.search(function, start, gradient)
             if best is not None and best.value < start:
                 taken = self.take(function, theta, best, start)
@@ -362,26 +365,37 @@ class _Step:
             # Each rank draws keys of its own for the samples that flow by it.
             generator = optimizer._generator(ranks.rank)
             samples = Reservoir(samples, optimizer._sizes, generator, ranks)
-        found = self.stages.current.update(self.objective, samples)
+
+        @functools.cache
+        def drawn() -> list[Samples]:
+            return [Nothing(), Nothing()] if by_hand else self.draw(samples, shard)
+
+        # By index, they are drawn while a GPU is busy with the gradient.
+        early = self.objective.recordings.meanwhile(drawn)
+        with nullcontext() if shard is None else early:
+            found = self.stages.current.update(self.objective, samples)
         self.account.note(loss=found.value, samples=found.samples)
         self.account.count(found.samples)
-
-        sets: list[Samples] = [Nothing(), Nothing()]
-        if isinstance(samples, Reservoir):
-            sets = list(samples.draw())
-        elif not by_hand:
-            assert shard is not None
-            with ranks.own_work():
-                sets = list(draw(samples, optimizer._sizes, optimizer._generator(), shard))
-        device = self.objective.parameters.device
-        with ranks.own_work():
-            sets = [held.to(device) if isinstance(held, InMemory) else held for held in sets]
+        sets = drawn()
         if curvature_data is not None:
             sets[0] = optimizer._samples(curvature_data, "curvature_data")
         if objective_data is not None:
             sets[1] = optimizer._samples(objective_data, "objective_data", repeatable=True)
         self.account.lap("gradient")
         return found, sets[0], sets[1]
+
+    def draw(self, samples: Samples, shard: Shard | None) -> list[Samples]:
+        """B and C, on the device; from a stream once it is over."""
+        sets: list[Samples] = [Nothing(), Nothing()]
+        if isinstance(samples, Reservoir):
+            sets = list(samples.draw())
+        with self.ranks.own_work():
+            if shard is not None:
+                optimizer = self.optimizer
+                sets = list(draw(samples, optimizer._sizes, optimizer._generator(), shard))
+            device = self.objective.parameters.device
+            sets = [held.to(device) if isinstance(held, InMemory) else held for held in sets]
+        return sets
 
     def subspace(self, curvature_set: Samples, gradient: Tensor) -> AnySubspace:
         """Algorithm 2."""
@@ -393,6 +407,7 @@ class _Step:
             self.stages.current,
             gradient,
             [optimizer._flat_state(key) for key in optimizer._previous],
+            lasting=self.stages.lasting,
         )
         self.account.note(
             rank=subspace.rank,

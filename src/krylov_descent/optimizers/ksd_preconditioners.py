@@ -16,6 +16,7 @@ from krylov_descent.preconditioner import (
     Identity,
     Preconditioner,
 )
+from krylov_descent.subspace_objective import EVALUATION, NOISE
 
 # Of ε: a floor under the entries of a diagonal is felt by few of them, damping by all.
 KRONECKER_DAMPING = 0.1
@@ -43,13 +44,18 @@ class Stages:
         factors = isinstance(self.last, KroneckerFactors)
         return repr(self.last) if factors else type(self.last).__name__
 
+    @property
+    def lasting(self) -> bool:
+        """Whether the D of this step is that of all that follow."""
+        return self.current is self.last
+
     def begin(self, steps: int, objective: Objective) -> None:
         """The step that follows so many begins: choose its D, and let go of the one before."""
         first = isinstance(self.last, KroneckerFactors) and steps < self.last.after
-        if first == (self.current is not self.last):
+        if first != self.lasting:
             return
-        # With another D nearly everything is recorded anew, and the gradient without squares.
-        objective.recordings.release()
+        # With another D the basis is recorded anew, and the gradient without squares.
+        objective.recordings.release(but=(EVALUATION, NOISE))
         self.current = FisherDiagonal(self._epsilon) if first else self.last
 
     def learn(self, objective: Objective, product: CurvatureProduct) -> int:

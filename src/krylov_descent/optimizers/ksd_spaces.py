@@ -62,6 +62,8 @@ class Spaces:
         preconditioner: Preconditioner,
         gradient: Tensor,
         previous: list[Tensor],
+        *,
+        lasting: bool,
     ) -> AnySubspace:
         """Algorithm 2.
 
@@ -71,13 +73,16 @@ class Spaces:
             gradient: g [n].
             previous: copies of the previous steps [n], zeros for those that are still to come.
                 Emptied where there is no recording, so that nothing but the basis holds them.
+            lasting: whether D is that of all steps to come, and worth a long recording.
         """
         alone = not product.objective.ranks.together
         at_hand = alone and self.basis == "replicated" and self.storage.is_plain
         # With the zeros, so that what the first step records serves all that follow. They cost it
         # products, and are cut from the basis; to ask which they are would be to wait for the GPU.
         if at_hand and product.objective.recordings.possible:
-            found = recorded_basis(product, preconditioner, gradient, previous, self.dimension)
+            found = recorded_basis(
+                product, preconditioner, gradient, previous, self.dimension, whole=lasting
+            )
             if found is not None:
                 return found
         previous[:] = [step for step in previous if bool(step.any())]
