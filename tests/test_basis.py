@@ -96,6 +96,17 @@ def test_a_direction_within_the_rounding_of_the_rows_is_left_out() -> None:
     assert float(found.curvature) == pytest.approx(1, abs=0.01)
 
 
+def test_rows_may_be_kept_in_a_place_that_is_there_already() -> None:
+    room = torch.full((3, 4), torch.nan)
+    store = StoredBasis.at(room)
+    rows = torch.randn(3, 4)
+    for k, row in enumerate(rows):
+        store.put(k, row)
+    assert store.plain
+    assert store.count == 3
+    assert torch.equal(room, rows)
+
+
 def test_blocks_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("krylov_descent.basis.NARROWEST", 16)
     rows, like = torch.randn(5, 101), torch.zeros(101)

@@ -105,6 +105,14 @@ def test_rounding_of_a_zero_eigenvalue_does_not_set_the_floor(seed: int) -> None
     torch.testing.assert_close(factor @ factor.t(), torch.eye(3).double() / 4e-4)
 
 
+def test_the_start_is_known_before_the_coordinates_are() -> None:
+    zero = torch.zeros(3, dtype=torch.float64)
+    unknown = coordinates_of(torch.full((3, 3), torch.nan).double(), 1e-4)
+    assert torch.equal(unknown.to_basis(zero), zero)
+    with pytest.raises(RuntimeError, match="linalg"):
+        unknown.to_basis(zero + 1)
+
+
 def test_ritz_values_are_the_eigenvalues_before_flooring() -> None:
     eigenvalues = torch.tensor([-3.0, 1e-9, 2.0], dtype=torch.float64)
     found = coordinates_of(symmetric(eigenvalues), 1e-4).ritz_values

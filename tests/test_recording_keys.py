@@ -1,5 +1,6 @@
 """What a recording is known by, and losses at a point that the parameters are not moved to."""
 
+import copy
 from contextlib import nullcontext
 
 import pytest
@@ -47,6 +48,33 @@ def test_tensors_that_move_are_seen_within_a_step_too(in_step: bool) -> None:
         assert keys[-1] == recordings._key(batch, (), ())
     assert len(set(keys)) == 3
     del old, before  # held so far, so that their places were not given away again
+
+
+def test_room_is_the_same_until_something_else_is_asked_for() -> None:
+    recordings = Objective(Scaled(), nn.MSELoss()).recordings
+    room = recordings.room(3, torch.empty(7))
+    assert room.shape == (3, 7)
+    assert recordings.room(3, torch.ones(7)) is room
+    assert copy.deepcopy(recordings).room(3, torch.empty(7)) is not room
+    double = recordings.room(3, torch.empty(7).double())
+    assert (double.shape, double.dtype) == ((3, 7), torch.float64)
+    recordings.clear()
+    assert recordings.room(3, torch.empty(7).double()) is not double
+
+
+def test_a_job_for_the_meanwhile_is_there_for_a_while() -> None:
+    recordings = Objective(Scaled(), nn.MSELoss()).recordings
+    done: list[str] = []
+
+    def job() -> None:
+        done.append("job")
+        raise KeyError
+
+    recordings.work_meanwhile()
+    with pytest.raises(KeyError), recordings.meanwhile(job):
+        recordings.work_meanwhile()
+    recordings.work_meanwhile()
+    assert done == ["job"]
 
 
 def test_losses_at_a_point_are_those_of_parameters_moved_there() -> None:

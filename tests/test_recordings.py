@@ -14,6 +14,7 @@ from krylov_descent.batches import Batch
 from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.network import Network
 from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.sums import Evaluation
 
 pytestmark = pytest.mark.gpu
 
@@ -178,12 +179,65 @@ def test_autocast_around_an_objective_is_seen() -> None:
 def test_what_only_the_first_steps_record_is_let_go() -> None:
     """With Kronecker factors there are no squares any more."""
     optimizer = with_factors(after=3)(small_net(), nn.CrossEntropyLoss())
-    names = []
+    held = []
     for _ in range(6):
         optimizer.step(samples(200))
-        names.append({n for n in optimizer.objective.recordings._held if "gradient" in n})
-    assert names[2] == {"gradient and squares"}
-    assert names[5] == {"gradient"}
+        held.append(dict(optimizer.objective.recordings._held))
+    assert held[2].keys() & {"gradient", "gradient and squares"} == {"gradient and squares"}
+    assert held[5].keys() & {"gradient", "gradient and squares"} == {"gradient"}
+
+
+def test_the_basis_is_recorded_as_a_whole_where_its_preconditioner_stays() -> None:
+    """Until then the product is, and the search goes on with what it has."""
+    optimizer = with_factors(after=3)(small_net(), nn.CrossEntropyLoss())
+    held = []
+    for _ in range(6):
+        optimizer.step(samples(200))
+        held.append(dict(optimizer.objective.recordings._held))
+    basis, product = "basis of gauss-newton", "product gauss-newton"
+    assert [sorted(names.keys() & {basis, product}) for names in held] == [[product]] * 3 + [
+        [basis]
+    ] * 3
+    for name in ("evaluation", "noise"):
+        assert all(names[name] is held[0][name] for names in held)
+
+
+def test_sets_that_cannot_be_drawn_while_the_gpu_is_busy_leave_all_as_it_was() -> None:
+    net = small_net()
+    optimizer = KSD(net, nn.CrossEntropyLoss(), subset_size=90)
+    for _ in range(2):
+        optimizer.step(samples(200))
+    before = [p.clone() for p in net.parameters()]
+    with pytest.raises(ValueError, match="`subset_size` asks for 90 samples"):
+        optimizer.step(samples(80))
+    assert all(torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True))
+    assert optimizer.step(samples(200)).status.moved
+
+
+def test_a_preconditioner_of_ones_own_has_recorded_evaluations() -> None:
+    class Halved:
+        """D = ½, made anew at every step, so that the basis cannot be recorded as a whole."""
+
+        def update(self, objective: Objective, data: object) -> Evaluation:
+            self._half = torch.tensor(0.5, device="cuda", dtype=torch.float64)
+            return objective.value_and_gradient(data)
+
+        def solve(self, vector: Tensor) -> Tensor:
+            return vector / self._half
+
+        def multiply(self, vector: Tensor) -> Tensor:
+            return vector * self._half
+
+    data = samples(200, torch.float64)
+    runs = []
+    for recorded in (True, False):
+        net = small_net(torch.float64)
+        optimizer = KSD(net, nn.CrossEntropyLoss(), preconditioner=Halved(), cuda_graphs=recorded)
+        runs.append([optimizer.step(data).loss for _ in range(3)])
+        names = {"evaluation", "product gauss-newton", "basis of gauss-newton"}
+        expected = {"evaluation", "product gauss-newton"} if recorded else set()
+        assert names & optimizer.objective.recordings._held.keys() == expected
+    assert runs[0] == pytest.approx(runs[1], rel=1e-6)
 
 
 def test_other_threads_may_use_the_device_meanwhile() -> None:

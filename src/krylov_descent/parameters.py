@@ -78,6 +78,8 @@ class FlatParameters:
 
     def pieces(self, vector: Tensor) -> list[Tensor]:
         """Views of a vector [n], one shaped like each parameter; no copy."""
+        if 0 not in self.sizes:  # which come back in another shape
+            return list(torch._utils._unflatten_dense_tensors(vector, self.tensors))
         parts = torch.split(vector, self.sizes)
         return [part.view(p.shape) for part, p in zip(parts, self.tensors, strict=True)]
 
@@ -128,10 +130,10 @@ class FlatParameters:
     def add_decay(self, result: Tensor, vector: Tensor | None = None) -> None:
         """Add λ ⊙ vector to the result [n], in place; the vector is θ itself where not given."""
         decays = set(self.weight_decay)
+        if decays == {0.0}:
+            return
         if vector is not None and len(decays) == 1:
-            (decay,) = decays
-            if decay:
-                result.add_(vector, alpha=decay)
+            result.add_(vector, alpha=decays.pop())
             return
         targets = self.pieces(result)
         sources = [p.detach() for p in self.tensors] if vector is None else self.pieces(vector)

@@ -96,4 +96,5 @@ def _replay(
     if not recordings.hold(batch):
         return None
     product.products += len(slots)
+    recordings.work_meanwhile()
     return found

@@ -105,6 +105,11 @@ class Recordings:
         finally:
             self._meanwhile = None
 
+    def work_meanwhile(self) -> None:
+        """Do it now: kernels were launched, and what follows waits for them."""
+        if self._meanwhile is not None:
+            self._meanwhile()
+
     def hold(self, batch: Batch) -> bool:
         """Whether they are what the network does; if they are not, they are forgotten.
 
@@ -124,8 +129,7 @@ class Recordings:
         # Losses that are zero, of targets to ignore, or not finite tell nothing.
         tell = (size > 0) & size.isfinite()
         found = torch.stack([error <= PULSE_TOLERANCE * size, tell])
-        if self._meanwhile is not None:
-            self._meanwhile()
+        self.work_meanwhile()
         agree, telling = found.tolist()
         if self._step is not None and telling:
             self._step.looked_at.add(precision)

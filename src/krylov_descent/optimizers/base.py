@@ -172,7 +172,8 @@ class DataOptimizer(torch.optim.Optimizer):
         for p in self.objective.parameters.tensors:
             state = self.state.get(p, {})
             for key, kept in state.items():
-                if isinstance(kept, Tensor) and kept.shape == p.shape:
+                alike = isinstance(kept, Tensor) and kept.shape == p.shape
+                if alike and (kept.dtype, kept.device) != (p.dtype, p.device):
                     state[key] = kept.to(p.device, p.dtype)
 
     def check_group(self) -> None:

@@ -323,7 +323,9 @@ class _Step:
 
         # Lines 6-9. Basis V and projected curvature on B; coordinates in which it is round.
         self.ranks.enter("basis")
-        subspace = self.subspace(curvature_set, found.gradient)
+        copied = functools.cache(self.objective.parameters.copy)
+        with self.objective.recordings.meanwhile(copied):
+            subspace = self.subspace(curvature_set, found.gradient)
         del found
         if not bool(subspace.curvature.isfinite().all()):
             self.ranks.end_together()  # with an error, if that is what made a product NaN
@@ -334,8 +336,7 @@ class _Step:
 
         # Lines 10-13. The best point a* of the subspace on C; d_prev ← V̄a*, θ ← θ + d_prev.
         self.ranks.enter("search")
-        theta = self.objective.parameters.copy()
-        taken = None
+        theta, taken = copied(), None
         try:
             function = objective_in(subspace, coordinates, self.objective, objective_set, theta)
             start, gradient = function(torch.zeros(subspace.rank, dtype=torch.float64))
