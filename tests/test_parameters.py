@@ -271,3 +271,11 @@ def test_swapped_parameters_come_back(make: type[nn.Module]) -> None:
         name == other and p is q for (name, p), (other, q) in zip(before, after, strict=True)
     )
     assert all(isinstance(p, nn.Parameter) for _, p in after)
+
+
+@pytest.mark.parametrize("size", [5, 7])
+def test_a_vector_of_another_length_is_refused_and_nothing_is_written(size: int) -> None:
+    parameter = nn.Parameter(torch.ones(2, 3))
+    with pytest.raises(ValueError, match=f"a vector of 6 numbers is needed, found {size}"):
+        _flat(parameter).assign(torch.zeros(size))
+    assert bool((parameter == 1).all())

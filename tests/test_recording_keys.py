@@ -62,6 +62,14 @@ def test_room_is_the_same_until_something_else_is_asked_for() -> None:
     assert recordings.room(3, torch.empty(7).double()) is not double
 
 
+def test_pulses_stay_with_what_they_tell_of() -> None:
+    recordings = Objective(Scaled(), nn.MSELoss()).recordings
+    names = ("gradient", "evaluation", "noise", "pulse in ('none', 'none')")
+    recordings._held = {name: ((), name) for name in names}
+    recordings.release(but=("evaluation",))
+    assert recordings._held.keys() == {"evaluation", "pulse in ('none', 'none')"}
+
+
 def test_a_job_for_the_meanwhile_is_there_for_a_while() -> None:
     recordings = Objective(Scaled(), nn.MSELoss()).recordings
     done: list[str] = []
@@ -71,6 +79,9 @@ def test_a_job_for_the_meanwhile_is_there_for_a_while() -> None:
         raise KeyError
 
     recordings.work_meanwhile()
+    with recordings.meanwhile(job):
+        copy.deepcopy(recordings).work_meanwhile()  # which has no share in it
+    assert not done
     with pytest.raises(KeyError), recordings.meanwhile(job):
         recordings.work_meanwhile()
     recordings.work_meanwhile()

@@ -4,6 +4,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from krylov_descent.batches import Batch
 from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.network import Network
 from krylov_descent.optimizers.base import DataOptimizer
-from krylov_descent.sums import Evaluation
+from krylov_descent.subsets import draw
+from krylov_descent.sums import Evaluation, Sums
 
 pytestmark = pytest.mark.gpu
 
@@ -200,6 +202,47 @@ def test_the_basis_is_recorded_as_a_whole_where_its_preconditioner_stays() -> No
     ] * 3
     for name in ("evaluation", "noise"):
         assert all(names[name] is held[0][name] for names in held)
+
+
+def test_a_number_that_changes_when_the_factors_come_is_seen() -> None:
+    """The search goes on with what was recorded before, if that still holds."""
+
+    class Tempered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.beta = small_net(torch.float64), 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.beta * self.net(x)
+            return result
+
+    model, data = Tempered(), samples(200, torch.float64)
+    optimizer = with_factors(after=3)(model, nn.CrossEntropyLoss(), subset_size=1.0)
+    for step in range(6):
+        model.beta = 1.0 if step < 3 else 2.0
+        found = optimizer.step(data)
+        assert found.loss_before == pytest.approx(found.loss, rel=1e-9)  # C is A
+
+
+def test_sets_are_drawn_while_the_gpu_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    evaluation = Sums.evaluation
+
+    def noted_evaluation(*args: Any, **options: Any) -> Evaluation:
+        order.append("gradient")
+        return evaluation(*args, **options)
+
+    def noted_draw(*args: Any) -> Any:
+        order.append("draw")
+        return draw(*args)
+
+    monkeypatch.setattr(Sums, "evaluation", noted_evaluation)
+    monkeypatch.setattr("krylov_descent.optimizers.ksd.draw", noted_draw)
+    optimizer = KSD(small_net(), nn.CrossEntropyLoss())
+    for _ in range(3):
+        order.clear()
+        optimizer.step(samples(200))
+    assert order == ["draw", "gradient"]
 
 
 def test_sets_that_cannot_be_drawn_while_the_gpu_is_busy_leave_all_as_it_was() -> None:

@@ -42,7 +42,7 @@ HOST_WORK = """
 import json, os, torch
 from krylov_descent.batches import Batch, InMemory
 from krylov_descent.bfgs import minimize_bfgs
-from krylov_descent.noise import noise_of_sum
+from krylov_descent.noise import noise_from
 from krylov_descent.subsets import SubsetSizes, draw
 from krylov_descent.subspace import Coordinates, cut
 
@@ -57,7 +57,7 @@ before = threads()
 draw(samples, SubsetSizes(100, 100, 80), generator)
 subspace = cut(basis, torch.cat([identity, identity, torch.ones(1, 81)]))
 coordinates = Coordinates(subspace.curvature, subspace.gram, 1e-4)
-noise_of_sum(torch.randn(4, 7_500, dtype=torch.float64, generator=generator))
+noise_from(torch.rand(2, dtype=torch.float64, generator=generator))
 
 def function(a):
     moved = coordinates.to_basis(a)

@@ -230,7 +230,7 @@ class StoredBasis:
 
     @classmethod
     def at(cls, room: Tensor) -> "StoredBasis":
-        """Rows that are kept plainly in a tensor [slots, m], which may hold anything."""
+        """Rows that are kept plainly in a tensor [slots, m]; what it holds is there until `put`."""
         basis = cls(0, room.shape[1], room, Storage())
         basis.stored, basis.count = room, len(room)
         return basis

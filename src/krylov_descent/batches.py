@@ -125,7 +125,8 @@ class Batch:
 
     def select(self, indices: Tensor) -> "Batch":
         """The samples of these indices, in their order, copied."""
-        piece = self.map(lambda tensor: tensor[indices.to(tensor.device)])
+        # A GPU that is busy is not waited for.
+        piece = self.map(lambda t: t[indices.to(t.device, non_blocking=t.is_cuda)])
         return Batch(piece.inputs, piece.targets, len(indices))
 
     def to(self, device: torch.device) -> "Batch":

@@ -78,7 +78,9 @@ class FlatParameters:
 
     def pieces(self, vector: Tensor) -> list[Tensor]:
         """Views of a vector [n], one shaped like each parameter; no copy."""
-        if 0 not in self.sizes:  # which come back in another shape
+        if len(vector) != self.numel:
+            raise ValueError(f"a vector of {self.numel} numbers is needed, found {len(vector)}")
+        if 0 not in self.sizes:  # an empty parameter would come back with the shape [0]
             return list(torch._utils._unflatten_dense_tensors(vector, self.tensors))
         parts = torch.split(vector, self.sizes)
         return [part.view(p.shape) for part, p in zip(parts, self.tensors, strict=True)]

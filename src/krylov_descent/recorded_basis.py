@@ -8,7 +8,6 @@ cannot be recorded, only the product is, and the rest is launched around it.
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from krylov_descent.batches import Batch
@@ -66,29 +65,31 @@ def _replay(
     """What `fill_slots` gives, by one launch; None where that is not possible."""
 
     def build(
-        slots: Tensor,
-        previous: int,
+        rows: Tensor,
+        joining: int,
         network: Network,
         batch: Batch,
         gradient: Tensor,
         scale: Tensor,
         *previous_steps: Tensor,
     ) -> Tensor:
-        products, joining = product.over(network, batch, scale), list(previous_steps[:previous])
-        return fill_slots(slots, products, preconditioner, gradient, joining)
+        """The first of the previous steps join, so many of them."""
+        products, joined = product.over(network, batch, scale), list(previous_steps[:joining])
+        return fill_slots(rows, products, preconditioner, gradient, joined)
 
-    previous = len(previous_steps)
-    few = min(REHEARSED, len(slots) - previous), min(REHEARSED_PREVIOUS, previous)
+    joining = len(previous_steps)
+    short_joining = min(REHEARSED_PREVIOUS, joining)
+    short_rows = min(REHEARSED, len(slots) - joining) + short_joining
     recordings = product.objective.recordings
     recording = recordings.load(
         f"basis of {product.kind}",
-        partial(build, slots, previous),
+        partial(build, slots, joining),
         batch,
         gradient,
-        torch.tensor(product.scale, dtype=gradient.dtype, device=gradient.device),
+        gradient.new_full((), product.scale),  # by a kernel: a copy would wait for all before it
         *previous_steps,
         fixed=(slots, *preconditioner.tensors),
-        rehearsal=partial(build, slots[: sum(few)], few[1]),
+        rehearsal=partial(build, slots[:short_rows], short_joining),
     )
     if recording is None:
         return None

@@ -32,7 +32,7 @@ from krylov_descent.parameters import FlatParameters
 from krylov_descent.precision import precisions
 
 LARGEST = 16 << 20
-PULSE_SAMPLES = 8
+PULSE, PULSE_SAMPLES = "pulse", 8
 PULSE_TOLERANCE = 1e-3
 
 Result = TypeVar("Result")
@@ -62,7 +62,8 @@ class Recordings:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model lies elsewhere in memory, and is recorded anew.
-        return vars(self) | {"_held": {}, "_asked": {}, "_room": None, "_step": None}
+        nothing: dict[str, Any] = {"_held": {}, "_asked": {}}
+        return vars(self) | nothing | {"_room": None, "_step": None, "_meanwhile": None}
 
     @property
     def possible(self) -> bool:
@@ -73,11 +74,18 @@ class Recordings:
 
     def clear(self) -> None:
         """Forget everything: the model has changed."""
-        self._held, self._asked, self._impossible, self._room = {}, {}, set(), None
+        self._forget()
+        self._room = None
+
+    def _forget(self) -> None:
+        self._held, self._asked, self._impossible = {}, {}, set()
 
     def release(self, *, but: Collection[str]) -> None:
-        """Let go of all but these, and of its memory: the rest will be others from now on."""
-        self._held = {name: held for name, held in self._held.items() if name in but}
+        """Let go of all but these, and of their memory: the rest will be others from now on."""
+        # With the pulses: only one as old as a recording can tell whether that still holds.
+        self._held = {
+            name: held for name, held in self._held.items() if name in but or name.startswith(PULSE)
+        }
         self._asked = {}
 
     def room(self, rows: int, like: Tensor) -> Tensor:
@@ -99,11 +107,11 @@ class Recordings:
     @contextmanager
     def meanwhile(self, job: Callable[[], Any]) -> Iterator[None]:
         """For a while there is a job for the host to do when it would wait for the GPU."""
-        self._meanwhile = job
+        before, self._meanwhile = self._meanwhile, job
         try:
             yield
         finally:
-            self._meanwhile = None
+            self._meanwhile = before
 
     def work_meanwhile(self) -> None:
         """Do it now: kernels were launched, and what follows waits for them."""
@@ -121,7 +129,7 @@ class Recordings:
         if self._step is not None and precision in self._step.looked_at:
             return True
         few = batch.rows(0, PULSE_SAMPLES)
-        pulse = self.load(f"pulse in {precision}", _losses, few)
+        pulse = self.load(f"{PULSE} in {precision}", _losses, few)
         if pulse is None:
             return True
         fresh = self._network.sample_losses(few, eager=True).detach().double()
@@ -135,7 +143,7 @@ class Recordings:
             self._step.looked_at.add(precision)
         if agree or not telling:
             return True
-        self.clear()
+        self._forget()
         return False
 
     def load(

@@ -127,9 +127,9 @@ class SubspaceObjective(ObjectiveAround):
             self.samples, self._normaliser = found.samples, found.normaliser
             value, projected = found.value, self._subspace.project(found.gradient)
         else:
-            found = self._evaluation(self._in_slots(a))
+            launched: Tensor = self._evaluation(self._in_slots(a))
             self._coordinates.find()  # at the start, while the GPU is busy with it
-            numbers: Tensor = found.cpu()
+            numbers = launched.cpu()
             value, projected = float(numbers[0]), numbers[1 : 1 + self._subspace.rank]
         self.samples_seen += self.samples
         return value, self._coordinates.from_gradient(projected)
@@ -202,7 +202,7 @@ class SubspaceObjective(ObjectiveAround):
             evaluate,
             batch,
             theta,
-            torch.tensor(self._normaliser, dtype=torch.float64, device=theta.device),
+            theta.new_full((), self._normaliser, dtype=torch.float64),
             theta.new_zeros(len(slots)),
             fixed=(slots,),
         )

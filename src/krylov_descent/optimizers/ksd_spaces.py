@@ -72,7 +72,7 @@ class Spaces:
             preconditioner: D.
             gradient: g [n].
             previous: copies of the previous steps [n], zeros for those that are still to come.
-                Emptied where there is no recording, so that nothing but the basis holds them.
+                May be emptied, so that nothing but the basis holds them.
             lasting: whether D is that of all steps to come, and worth a long recording.
         """
         alone = not product.objective.ranks.together
