@@ -323,6 +323,7 @@ class _Step:
 
         # Lines 6-9. Basis V and projected curvature on B; coordinates in which it is round.
         self.ranks.enter("basis")
+        # θ, for later; copied while a GPU is busy with the basis.
         copied = functools.cache(self.objective.parameters.copy)
         with self.objective.recordings.meanwhile(copied):
             subspace = self.subspace(curvature_set, found.gradient)
