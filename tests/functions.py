@@ -1,15 +1,55 @@
-"""Smooth functions with their gradients, and SciPy to minimise them."""
+"""Smooth functions with their gradients in torch, and SciPy and ourselves to minimise them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.optimize
 import torch
 from torch import Tensor
 
-from krylov_descent.bfgs import Function
+from krylov_descent.bfgs import StopReason, Vector, minimize_bfgs
 
+Function = Callable[[Tensor], tuple[float, Tensor]]
 Problem = tuple[Function, Tensor]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `minimize_bfgs` found, as tensors."""
+
+    point: Tensor
+    value: float
+    gradient: Tensor
+    iterations: int
+    evaluations: int
+    reason: StopReason
+
+
+def minimize(
+    function: Function,
+    start: Tensor,
+    *,
+    initial: tuple[float, Tensor] | None = None,
+    **options: Any,
+) -> Found:
+    """`minimize_bfgs` of a function of tensors."""
+
+    def of_arrays(point: Vector) -> tuple[float, Vector]:
+        value, gradient = function(torch.from_numpy(point))
+        return value, gradient.numpy()
+
+    known = None if initial is None else (initial[0], initial[1].numpy())
+    found = minimize_bfgs(of_arrays, start.numpy(), initial=known, **options)
+    return Found(
+        torch.from_numpy(found.point),
+        found.value,
+        torch.from_numpy(found.gradient),
+        found.iterations,
+        found.evaluations,
+        found.reason,
+    )
 
 
 def differentiable(formula: Callable[[Tensor], Tensor]) -> Function:

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.bfgs import Function, StopReason, minimize_bfgs
+from krylov_descent.bfgs import StopReason
 from krylov_descent.noise import noise_of_sum
-from tests.functions import differentiable, quadratic, scipy_bfgs, spread
+from tests.functions import Function, differentiable, minimize, quadratic, scipy_bfgs, spread
 
 
 class FlooredObjective:
@@ -84,7 +84,7 @@ def test_goes_on_to_the_noise_of_float32_above_a_large_floor() -> None:
     rounded, exact = objective.function(torch.float32), objective.function(torch.float64)
     noise = objective.measured_noise(torch.float32)
 
-    found = minimize_bfgs(rounded, start, initial=rounded(start), noise=noise)
+    found = minimize(rounded, start, initial=rounded(start), noise=noise)
 
     _, optimum = scipy_bfgs(exact, found.point)
     assert 50 < optimum < 60
@@ -102,8 +102,8 @@ def test_a_noise_misjudged_tenfold_does_little_harm(misjudged: float) -> None:
     rounded, exact = objective.function(torch.float32), objective.function(torch.float64)
     noise = objective.measured_noise(torch.float32)
 
-    well = minimize_bfgs(rounded, start, noise=noise)
-    found = minimize_bfgs(rounded, start, noise=misjudged * noise)
+    well = minimize(rounded, start, noise=noise)
+    found = minimize(rounded, start, noise=misjudged * noise)
 
     _, optimum = scipy_bfgs(exact, found.point)
     assert exact(found.point)[0] - optimum < 3 * noise * max(1.0, misjudged)
@@ -120,7 +120,7 @@ def test_the_search_ends_when_the_prediction_is_below_the_noise(seed: int) -> No
         value, gradient = clean(point)
         return 56 + value + noise * generator.normal(), gradient
 
-    found = minimize_bfgs(function, start, noise=noise)
+    found = minimize(function, start, noise=noise)
     assert found.reason is StopReason.BELOW_NOISE
     assert clean(found.point)[0] < 20 * noise  # out of 10 at the start
     assert found.evaluations <= 1.5 * found.iterations + 1

@@ -39,7 +39,7 @@ def test_an_error_does_not_leave_one_thread_behind() -> None:
 # What the host does in a step on a GPU, as far as it needs none. Torch makes its threads when it
 # first has work for them.
 HOST_WORK = """
-import json, os, torch
+import json, os, numpy as np, torch
 from krylov_descent.batches import Batch, InMemory
 from krylov_descent.bfgs import minimize_bfgs
 from krylov_descent.noise import noise_from
@@ -63,7 +63,7 @@ def function(a):
     moved = coordinates.to_basis(a)
     return float(moved @ moved), coordinates.from_gradient(2 * moved)
 
-start = torch.ones(81, dtype=torch.float64)
+start = np.ones(81)
 minimize_bfgs(function, start, initial=function(start), max_iterations=5, noise=0.0)
 made = threads() - before
 torch.tril(torch.randn(200, 200))

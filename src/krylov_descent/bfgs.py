@@ -17,15 +17,14 @@ from enum import StrEnum
 from typing import Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from krylov_descent.line_search import Trial, wolfe_search
 
-Function = Callable[[Tensor], tuple[float, Tensor]]
-"""From a point to the value and the gradient there; vectors are [m], float64, on the CPU."""
+# Of few numbers: NumPy's operations on them take a fifth of torch's time, and a GPU waits for them.
 Vector = NDArray[np.float64]
+Function = Callable[[Vector], tuple[float, Vector]]
+"""From a point [m] to the value and the gradient [m] there."""
 
 EPSILON = sys.float_info.epsilon
 
@@ -44,9 +43,9 @@ class StopReason(StrEnum):
 class BFGSResult:
     """The best point seen, and what it took to find it."""
 
-    point: Tensor  # [m]
+    point: Vector  # [m]
     value: float
-    gradient: Tensor  # [m]
+    gradient: Vector  # [m]
     iterations: int  # line searches made
     evaluations: int  # calls of the function
     reason: StopReason
@@ -55,9 +54,9 @@ class BFGSResult:
 @np.errstate(over="ignore", invalid="ignore")  # what is not finite is found, and is no accident
 def minimize_bfgs(
     function: Function,
-    start: Tensor,
+    start: Vector,
     *,
-    initial: tuple[float, Tensor] | None = None,
+    initial: tuple[float, Vector] | None = None,
     max_iterations: int = 30,
     noise: float = 0.0,
 ) -> BFGSResult:
@@ -66,7 +65,7 @@ def minimize_bfgs(
     Args:
         function: value and gradient at a point; infinity or NaN say that the point is too far.
             What it raises is passed on.
-        start: where to begin, [m], float64, on the CPU.
+        start: where to begin, [m].
         initial: value and gradient at ``start`` where they are known; saves one evaluation.
         max_iterations: the most line searches to make (the paper: at most 30).
         noise: standard deviation of the absolute error of one value. With 0 the search goes on
@@ -78,16 +77,13 @@ def minimize_bfgs(
     iterations = 0
     evaluations = 0 if initial is not None else 1
     value, gradient = initial if initial is not None else function(start)
-    # NumPy inside: on vectors this short its operations take a fifth of torch's time, and the GPU
-    # waits for them.
-    current = best = _Iterate(start.numpy(), value, gradient.numpy())
+    current = best = _Iterate(start, value, gradient)
     lowest = current.value  # of all seen; the best point may lie above it by the noise
     last_decrease = math.inf
     inverse_hessian = _InverseHessian(len(start))
 
     def finish(reason: StopReason) -> BFGSResult:
-        point, gradient = torch.from_numpy(best.point), torch.from_numpy(best.gradient)
-        return BFGSResult(point, best.value, gradient, iterations, evaluations, reason)
+        return BFGSResult(best.point, best.value, best.gradient, iterations, evaluations, reason)
 
     if not current.is_finite():
         return finish(StopReason.START_NOT_FINITE)
@@ -111,7 +107,7 @@ def minimize_bfgs(
         value_error = max(noise, EPSILON * abs(current.value))
         search = wolfe_search(
             _along(function, current.point, direction),
-            Trial(0.0, current.value, slope, torch.from_numpy(current.gradient)),
+            Trial(0.0, current.value, slope, current.gradient),
             first_step=_first_step(last_decrease, predicted_decrease),
             noise=value_error,
         )
@@ -153,8 +149,8 @@ def _along(function: Function, point: Vector, direction: Vector) -> Callable[[fl
     """The function of one variable that the line search sees."""
 
     def evaluate(step: float) -> Trial:
-        value, gradient = function(torch.from_numpy(point + step * direction))
-        return Trial(step, value, float(gradient.numpy() @ direction), gradient)
+        value, gradient = function(point + step * direction)
+        return Trial(step, value, float(gradient @ direction), gradient)
 
     return evaluate
 
@@ -170,7 +166,7 @@ class _Iterate:
 
     def moved(self, direction: Vector, trial: Trial) -> Self:
         point = self.point + trial.step * direction
-        return type(self)(point, trial.value, trial.gradient.numpy())
+        return type(self)(point, trial.value, trial.gradient)
 
 
 class _InverseHessian:
@@ -210,11 +206,10 @@ class _InverseHessian:
         self._matrix += half.T
 
 
-def _check_arguments(start: Tensor, max_iterations: int, noise: float) -> None:
-    if start.dim() != 1 or start.dtype != torch.float64 or start.device.type != "cpu":
+def _check_arguments(start: Vector, max_iterations: int, noise: float) -> None:
+    if start.ndim != 1 or start.dtype != np.float64:
         raise ValueError(
-            "start must be a one-dimensional float64 tensor on the CPU, got "
-            f"shape {tuple(start.shape)}, {start.dtype}, {start.device}"
+            f"start must be a one-dimensional float64 array, got shape {start.shape}, {start.dtype}"
         )
     if max_iterations < 0:
         raise ValueError(f"max_iterations must be at least 0, got {max_iterations}")

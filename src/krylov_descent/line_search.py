@@ -23,9 +23,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 # Two values compared have √2 times the noise of one, so this is about two standard deviations.
 NOISE_ALLOWANCE = 3.0
@@ -51,7 +49,7 @@ class Trial:
     step: float
     value: float
     slope: float  # the directional derivative at this step
-    gradient: Tensor  # carried for the caller, never looked at here
+    gradient: Any  # carried for the caller, never looked at here
 
 
 class LineSearchOutcome(StrEnum):

@@ -7,10 +7,12 @@ projected gradient. No parameter vector is sent, unless the basis itself is shar
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from krylov_descent.batches import Samples
+from krylov_descent.bfgs import Vector
 from krylov_descent.noise import noise_over_ranks
 from krylov_descent.objective import Objective
 from krylov_descent.stored_subspace import StoredSubspace
@@ -48,20 +50,20 @@ class SpreadObjective(ObjectiveAround):
         whole = objective.count(samples)
         self.samples, self._normaliser = whole.samples, whole.normaliser
 
-    def __call__(self, a: Tensor) -> tuple[float, Tensor]:
-        """Value and gradient V̄ᵀ∇f [r] in float64 on the CPU at a [r]; one gradient over C.
+    def __call__(self, a: Vector) -> tuple[float, Vector]:
+        """Value and gradient V̄ᵀ∇f [r] at a [r]; one gradient over C.
 
         Sends r + 1 numbers.
         """
         self._move(a)
         part = self._objective.part_of_value_and_gradient(self._set, self._normaliser)
-        projected = self._coordinates.from_gradient(self._subspace.project(part.gradient))
-        own = torch.cat([projected.new_tensor([part.value]), projected])
-        total = self._ranks.sum_numbers(own)
+        projected = self._subspace.project(part.gradient).numpy()
+        own = np.concatenate([[part.value], self._coordinates.from_gradient(projected)])
+        total = self._ranks.sum_numbers(torch.from_numpy(own)).numpy()
         self.samples_seen += self.samples
         return float(total[0]), total[1:]
 
-    def noise(self, value: float, gradient: Tensor) -> float:
+    def noise(self, value: float, gradient: Vector) -> float:
         """Standard deviation of the rounding error of a value; see `SubspaceObjective.noise`.
 
         Args:

@@ -9,10 +9,12 @@ same is VT, with TᵀVᵀVT = 1, and T acts on the small vectors, too.
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from krylov_descent.basis import Alone, StoredBasis
+from krylov_descent.bfgs import Vector
 from krylov_descent.krylov import Product, fill_with_krylov_space, found_on_host
 from krylov_descent.preconditioner import Metric
 from krylov_descent.threads import one_thread
@@ -128,19 +130,21 @@ class Coordinates:
         """Ask for them now."""
         _ = self._found
 
-    def to_basis(self, a: Tensor) -> Tensor:
+    @np.errstate(over="ignore", invalid="ignore")  # what is not finite is found by the search
+    def to_basis(self, a: Vector) -> Vector:
         """TC⁻ᵀ a: the coefficients of V for the coordinates a."""
-        if "_found" not in vars(self) and not bool(a.any()):
-            return torch.zeros_like(a)  # in any coordinates
-        return torch.mv(self._found[1].t(), a)
+        if "_found" not in vars(self) and not a.any():
+            return np.zeros_like(a)  # in any coordinates
+        return self._found[1].T @ a
 
-    def from_gradient(self, projected: Tensor) -> Tensor:
+    @np.errstate(over="ignore", invalid="ignore")
+    def from_gradient(self, projected: Vector) -> Vector:
         """C⁻¹Tᵀ(Vᵀ∇f): the gradient in the coordinates a."""
-        return torch.mv(self._found[1], projected)
+        return self._found[1] @ projected
 
     @cached_property
     @one_thread()
-    def _found(self) -> tuple[Tensor, Tensor]:
+    def _found(self) -> tuple[Tensor, Vector]:
         """The eigenvalues, and C⁻¹Tᵀ."""
         curvature, epsilon, T = self._curvature, self._epsilon, _orthonormalizing(self._gram)
         ritz_values, vectors = torch.linalg.eigh(T.t() @ curvature @ T)
@@ -155,7 +159,7 @@ class Coordinates:
         factor = torch.linalg.cholesky((vectors * floored) @ vectors.t())
         # The inverse itself: it is applied twice per evaluation, where a triangular solve takes
         # ten times as long as a product, and the floor bounds its condition number.
-        return ritz_values, torch.linalg.solve_triangular(factor, T.t(), upper=False)
+        return ritz_values, torch.linalg.solve_triangular(factor, T.t(), upper=False).numpy()
 
 
 def subspace_is_known(gram: Tensor) -> bool:

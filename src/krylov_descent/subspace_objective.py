@@ -9,10 +9,12 @@ import math
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, Samples
+from krylov_descent.bfgs import Vector
 from krylov_descent.linear_layers import losses_and_gradients, side_by_side
 from krylov_descent.network import Network
 from krylov_descent.noise import error_sums, noise_from
@@ -57,15 +59,15 @@ class ObjectiveAround:
         self._objective, self._set, self._theta = objective, samples, theta
         self._basis, self._coordinates = basis, coordinates
 
-    def direction(self, a: Tensor) -> Tensor:
+    def direction(self, a: Vector) -> Tensor:
         """V̄a, a vector [n]."""
-        return self._basis.combine(self._coordinates.to_basis(a))
+        return self._basis.combine(torch.from_numpy(self._coordinates.to_basis(a)))
 
     def value(self) -> float:
         """f_C at the parameters as they are."""
         return self._objective.value(self._set)
 
-    def _move(self, a: Tensor) -> None:
+    def _move(self, a: Vector) -> None:
         self._objective.parameters.assign(self._theta + self.direction(a))
 
     def _least_noise(self, epsilon: float, value: float) -> float:
@@ -119,22 +121,24 @@ class SubspaceObjective(ObjectiveAround):
         self._evaluation = None if batch is None else self._record_evaluation(batch)
         self._batch = batch
 
-    def __call__(self, a: Tensor) -> tuple[float, Tensor]:
-        """Value and gradient V̄ᵀ∇f [r] in float64 on the CPU at a [r]; one gradient over C."""
+    def __call__(self, a: Vector) -> tuple[float, Vector]:
+        """Value and gradient V̄ᵀ∇f [r] at a [r]; one gradient over C."""
         if self._evaluation is None:
             self._move(a)
             found = self._objective.value_and_gradient(self._set)
             self.samples, self._normaliser = found.samples, found.normaliser
-            value, projected = found.value, self._subspace.project(found.gradient)
+            value, projected = found.value, self._subspace.project(found.gradient).numpy()
         else:
-            launched: Tensor = self._evaluation(self._in_slots(a))
+            rank = self._subspace.rank
+            self._coefficients.numpy()[:rank] = self._coordinates.to_basis(a)
+            launched: Tensor = self._evaluation(self._coefficients)
             self._coordinates.find()  # at the start, while the GPU is busy with it
-            numbers = launched.cpu()
-            value, projected = float(numbers[0]), numbers[1 : 1 + self._subspace.rank]
+            numbers = launched.cpu().numpy()
+            value, projected = float(numbers[0]), numbers[1 : 1 + rank]
         self.samples_seen += self.samples
         return value, self._coordinates.from_gradient(projected)
 
-    def noise(self, value: float, gradient: Tensor) -> float:
+    def noise(self, value: float, gradient: Vector) -> float:
         """Standard deviation of the rounding error of a value; four forward passes over C.
 
         Args:
@@ -148,16 +152,16 @@ class SubspaceObjective(ObjectiveAround):
             return self._least_noise(epsilon, value)
         return noise_from(sums) / self._normaliser
 
-    def _error_sums_along(self, direction: Tensor, steps: list[float]) -> Tensor:
+    def _error_sums_along(self, direction: Vector, steps: list[float]) -> Tensor:
         """Of the per-sample losses at points along a direction [r], on the CPU.
 
         Where C comes in another order each time, of their sums.
         """
         recording = None
         if self._evaluation is not None and self._batch is not None:
-            whole = self._in_slots(direction)
-            coefficients = torch.outer(whole.new_tensor(steps), whole)
-            recording = self._record_error_sums(self._batch, coefficients)
+            along = np.zeros(len(self._coefficients))
+            along[: len(direction)] = self._coordinates.to_basis(direction)
+            recording = self._record_error_sums(self._batch, np.outer(steps, along))
         if recording is not None:
             found: Tensor = recording().cpu()
             return found
@@ -169,14 +173,6 @@ class SubspaceObjective(ObjectiveAround):
 
     # Recordings -----------------------------------------------------------------------------
 
-    def _in_slots(self, a: Tensor) -> Tensor:
-        """The coefficients of all slots [K + m]; those of unused ones are zero."""
-        slots = self._subspace.slots
-        assert slots is not None
-        coefficients = torch.zeros(len(slots), dtype=slots.dtype)
-        coefficients[: len(a)] = self._coordinates.to_basis(a)
-        return coefficients
-
     def _record_evaluation(self, batch: Batch) -> Recording | None:
         slots, theta = self._subspace.slots, self._theta
         assert slots is not None
@@ -184,6 +180,8 @@ class SubspaceObjective(ObjectiveAround):
         self._normaliser = float(self._objective.network.loss.normaliser(batch.targets, batch.size))
         if not self._normaliser:  # the objective says what is wrong
             return None
+        # Those of unused slots are zero.
+        self._coefficients = torch.zeros(len(slots), dtype=slots.dtype)
 
         def evaluate(
             network: Network, batch: Batch, theta: Tensor, normaliser: Tensor, c: Tensor
@@ -207,7 +205,7 @@ class SubspaceObjective(ObjectiveAround):
             fixed=(slots,),
         )
 
-    def _record_error_sums(self, batch: Batch, coefficients: Tensor) -> Recording | None:
+    def _record_error_sums(self, batch: Batch, coefficients: Vector) -> Recording | None:
         slots, theta = self._subspace.slots, self._theta
         assert slots is not None
         apart = self._may_be_side_by_side(batch)
@@ -224,7 +222,12 @@ class SubspaceObjective(ObjectiveAround):
             return error_sums(torch.stack(losses))
 
         return self._objective.recordings.load(
-            NOISE, error_sums_at_points, batch, theta, coefficients.to(slots.device), fixed=(slots,)
+            NOISE,
+            error_sums_at_points,
+            batch,
+            theta,
+            torch.from_numpy(coefficients).to(slots),
+            fixed=(slots,),
         )
 
     def _may_be_side_by_side(self, batch: Batch) -> bool:

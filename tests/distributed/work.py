@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -129,14 +130,14 @@ def pieces_of_a_step(sizes: Sequence[int], dtype: torch.dtype) -> dict[str, Tens
     function = SpreadObjective(
         objective, data, theta, subspace, Coordinates(subspace.curvature, subspace.gram, 1e-4)
     )
-    value, gradient = function(torch.linspace(0.1, 0.2, subspace.rank, dtype=torch.float64))
+    value, projected = function(np.linspace(0.1, 0.2, subspace.rank))
     return {
         "gradient": found.gradient,
         "squares": found.squares,
         "basis": torch.stack([subspace.rows.get(k) for k in range(subspace.rank)]),
         "curvature": subspace.curvature,
         "value": torch.tensor([found.value, value, objective.value(data)]),
-        "projected": gradient,
+        "projected": torch.from_numpy(projected),
     }
 
 

@@ -6,13 +6,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from krylov_descent.arguments import check_counts, check_flags
 from krylov_descent.basis import Storage
 from krylov_descent.batches import InMemory, Nothing, Samples
-from krylov_descent.bfgs import BFGSResult, minimize_bfgs
+from krylov_descent.bfgs import BFGSResult, Vector, minimize_bfgs
 from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.distributed import Shard
 from krylov_descent.losses import Loss
@@ -340,7 +341,7 @@ class _Step:
         theta, taken = copied(), None
         try:
             function = objective_in(subspace, coordinates, self.objective, objective_set, theta)
-            start, gradient = function(torch.zeros(subspace.rank, dtype=torch.float64))
+            start, gradient = function(np.zeros(subspace.rank))
             account.note(ritz_values=tuple(coordinates.ritz_values.tolist()))
             best = self.search(function, start, gradient)
             if best is not None and best.value < start:
@@ -427,15 +428,15 @@ class _Step:
         semidefinite = self.optimizer.curvature.kind != "hessian"
         return self.optimizer.epsilon * (SEMIDEFINITE_FLOOR if semidefinite else 1.0)
 
-    def search(self, function: Function, start: float, gradient: Tensor) -> BFGSResult | None:
+    def search(self, function: Function, start: float, gradient: Vector) -> BFGSResult | None:
         """BFGS from a = 0, given value and gradient there; None where they are not finite."""
         self.account.note(loss_before=start, objective_samples=function.samples, evaluations=1)
-        if not (math.isfinite(start) and bool(gradient.isfinite().all())):
+        if not (math.isfinite(start) and np.isfinite(gradient).all()):
             return None
         noise = function.noise(start, gradient)
         best = minimize_bfgs(
             function,
-            torch.zeros_like(gradient),
+            np.zeros_like(gradient),
             initial=(start, gradient),
             max_iterations=self.optimizer.bfgs_iterations,
             noise=noise,
