@@ -8,11 +8,9 @@ orthonormal vectors is done with the help of VᵀV (`subspace.Coordinates`).
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from krylov_descent.basis import Placement, StoredBasis
@@ -154,10 +152,7 @@ def found_on_host(found: Tensor) -> tuple[list[int], Tensor, Tensor]:
     # By NumPy: torch's tril and indices wake all threads of the CPU (see `threads`).
     numbers = found.cpu().numpy()
     count = numbers.shape[1]
-    rows = numbers[-1].nonzero()[0].tolist()
-
-    def between(matrix: NDArray[Any]) -> Tensor:
-        lower = np.tril(matrix[np.ix_(rows, rows)])
-        return torch.from_numpy(lower + np.tril(lower, -1).T)
-
-    return rows, between(numbers[:count]), between(numbers[count:-1])
+    rows = numbers[-1].nonzero()[0]
+    lower = np.tril(numbers[:-1].reshape(2, count, count)[:, rows][:, :, rows])
+    curvature, gram = torch.from_numpy(lower + np.tril(lower, -1).transpose(0, 2, 1))
+    return rows.tolist(), curvature, gram
