@@ -209,7 +209,10 @@ class Recurrent(nn.Module):
 
 
 def test_a_step_does_not_end_in_chaos() -> None:
-    """The full step of the model leads there, to values that are lower by chance: 2.3 together."""
+    """The full step of the model leads there, to values that are lower by chance: 1.9 together.
+
+    In float64: chaos makes much of a rounding error, and processors round differently.
+    """
     losses = []
     for seed in (2, 12):
         torch.manual_seed(seed)
@@ -218,8 +221,9 @@ def test_a_step_does_not_end_in_chaos() -> None:
         for first in (0, 20):
             marks[rows, torch.randint(first, first + 20, (60,))] = 1
         x, y = torch.stack([numbers, marks], 2), (numbers * marks).sum(1, keepdim=True)
-        losses.append(KSD(Recurrent(20), nn.MSELoss()).step((x, y)).loss_after)
-    assert sum(losses) < 1.5
+        optimizer = KSD(Recurrent(20).double(), nn.MSELoss())
+        losses.append(optimizer.step((x.double(), y.double())).loss_after)
+    assert sum(losses) < 1.3
 
 
 def test_directions_of_little_curvature_are_known_to_the_first_step() -> None:
