@@ -1,5 +1,6 @@
 """Which runs there are, in the order in which they are made."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -9,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.environment import UnavailableError
+from benchmarks.parts import Section
 from benchmarks.records import read
 from benchmarks.target.methods import METHODS, Method, methods_of
 from krylov_descent.laboratory.reproduce import CURVES_CODE_6
@@ -174,23 +176,28 @@ def rate_of(cell: Cell, method: Method, folder: Path) -> float | None:
     """
     if cell.rate is not None or not method.rates:
         return cell.rate
-    kind, found = method.kind or cell.method, {}
+    kind, found = method.kind or cell.method, dict[float, Section]()
     for rate in method.rates:
         short = Cell(race=cell.race, method=kind, stage="rate", rate=rate)
         path = folder / f"{short.name}.json"
         if not path.exists():
             raise UnavailableError(f"its learning rate is not tuned yet: {short.name} is missing")
-        found[rate] = read(path)["last"]["train"]
+        found[rate] = read(path)
     return best_rate(found)
 
 
-def best_rate(errors: dict[float, float | None]) -> float:
-    """The rate with the lowest error; None is a run that ended in NaN.
+def best_rate(runs: dict[float, Section]) -> float:
+    """The rate that ended with the lowest training error; of equal ones the fastest to the target.
 
     Raises:
-        UnavailableError: all of them did.
+        UnavailableError: all of them ended in NaN.
     """
-    finite = {rate: error for rate, error in errors.items() if error is not None}
+    finite = {rate: run for rate, run in runs.items() if run["last"]["train"] is not None}
     if not finite:
         raise UnavailableError("every learning rate of the grid ended in NaN")
-    return min(finite, key=lambda rate: finite[rate])
+
+    def error_and_time(rate: float) -> tuple[float, float]:
+        seconds = finite[rate]["reached"]["train"]
+        return finite[rate]["last"]["train"], math.inf if seconds is None else seconds
+
+    return min(finite, key=error_and_time)

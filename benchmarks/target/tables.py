@@ -43,8 +43,9 @@ def target_table(sections: Sections, device: torch.device) -> str:
         return NOT_MEASURED
     caption = (
         "Seconds of training until the error is reached: median of three seeds (lowest to "
-        "highest), and in times of KSD's. The learning rate is the best of four, each tried for a "
-        "quarter of the time with one seed, and falls linearly to 0 over the time. Tried were "
+        "highest), and in times of KSD's. The learning rate is the best of four by the training "
+        "error at the end of a quarter of the time, with one seed, and falls linearly to 0 over "
+        "the time. Tried were "
         f"{_grids(methods)}. {sentence(one['environment'])}."
     )
     return "\n\n".join([*tables, caption])

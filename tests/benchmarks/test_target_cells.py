@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.environment import UnavailableError, describe, version_of
-from benchmarks.parts import Sections
+from benchmarks.parts import Section, Sections
 from benchmarks.records import write
 from benchmarks.target import cells, figures, measuring, methods, tables
 
@@ -47,20 +47,31 @@ def test_a_short_run_has_a_quarter_of_the_budget() -> None:
     assert cells.expected_seconds(whole.name, torch.device("cuda")) > race.seconds
 
 
+def short_run(error: float | None, seconds: float | None = None) -> Section:
+    """What is read of a run that tries a rate: its last error, and when it was at the target."""
+    return {"last": {"train": error}, "reached": {"train": seconds}}
+
+
 def test_the_best_rate_is_that_of_the_lowest_error_that_is_a_number() -> None:
-    assert cells.best_rate({1.0: 0.5, 2.0: 0.3, 3.0: None}) == 2.0
+    assert cells.best_rate({1.0: short_run(0.5), 2.0: short_run(0.3), 3.0: short_run(None)}) == 2.0
     with pytest.raises(UnavailableError, match="every learning rate"):
-        cells.best_rate({1.0: None})
+        cells.best_rate({1.0: short_run(None)})
+
+
+def test_of_rates_that_end_alike_the_fastest_is_the_best() -> None:
+    runs = {1.0: short_run(0.0, 3.0), 2.0: short_run(0.0, 2.0), 3.0: short_run(0.0)}
+    assert cells.best_rate(runs) == 2.0
+    assert cells.best_rate(runs | {4.0: short_run(-1.0)}) == 4.0
 
 
 def test_a_full_run_waits_for_all_short_ones(tmp_path: Path) -> None:
     whole = cells.Cell(race="curves", method="adam", stage="seed", seed=1)
     for rate, error in zip(ADAM.rates[:3], (3.0, 1.0, 2.0), strict=True):
         short = cells.Cell(race="curves", method="adam", stage="rate", rate=rate)
-        write(tmp_path / f"{short.name}.json", {"last": {"train": error}})
+        write(tmp_path / f"{short.name}.json", short_run(error))
     with pytest.raises(UnavailableError, match=r"not tuned yet: curves.adam.rate-0.016 is missing"):
         cells.rate_of(whole, ADAM, tmp_path)
-    write(tmp_path / "curves.adam.rate-0.016.json", {"last": {"train": None}})
+    write(tmp_path / "curves.adam.rate-0.016.json", short_run(None))
     assert cells.rate_of(whole, ADAM, tmp_path) == ADAM.rates[1]
     in_tf32 = cells.Cell(race="curves", method="adam-tf32", stage="seed")
     assert cells.rate_of(in_tf32, methods.METHODS["adam-tf32"], tmp_path) == ADAM.rates[1]
