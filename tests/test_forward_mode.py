@@ -223,6 +223,22 @@ def test_no_route_is_an_error_that_says_what_is_missing(kind: CurvatureKind) -> 
     assert torch.equal(objective.parameters.copy(), before)
 
 
+def test_a_layer_of_zeros_hides_a_missing_derivative_for_one_step_only() -> None:
+    """What lies behind it has a gradient of zero, from which nothing can be missing."""
+    problem = with_activation(OnceTanh)
+    last = [m for m in problem.model.modules() if isinstance(m, nn.Linear)][-1]
+    weight = last.weight.detach().clone()
+    nn.init.zeros_(last.weight)
+    objective, curvature = Objective(problem.model, problem.loss), Curvature()
+    v = numbers(objective.parameters.numel)
+    curvature.at(objective, problem.data)(v)
+    last.weight.data.copy_(weight)
+    matrix = with_torch_tanh(problem, dense.gauss_newton)
+    with pytest.warns(UserWarning, match=FALLS_BACK):
+        found = curvature.at(objective, problem.data)(v)
+    torch.testing.assert_close(found, matrix @ v, rtol=1e-10, atol=1e-12)
+
+
 def test_hessian_through_a_layer_norm_is_refused() -> None:
     # Torch's forward derivative of layer_norm takes mean and variance as constants when it is
     # differentiated once more, and the result is not a Hessian. It must not be believed.

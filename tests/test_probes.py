@@ -145,7 +145,7 @@ def test_losses_that_are_not_finite_are_accepted() -> None:
     assert Objective(_net(), nn.MSELoss()).value((inputs, DATA[1])) != 0.0
 
 
-def test_only_the_first_samples_are_looked_at() -> None:
+def test_only_a_few_samples_are_looked_at() -> None:
     seen = list[int]()
 
     def forward(model: nn.Module, x: Tensor) -> Tensor:
@@ -217,6 +217,39 @@ def test_it_looks_again_when_the_first_batch_had_one_sample() -> None:
     objective.value([(DATA[0][:1], DATA[1][:1])])
     with pytest.raises(LossContractError, match=MIXED):
         objective.value(DATA)
+
+
+def test_it_looks_again_until_gradients_have_told_something() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3))
+    nn.init.zeros_(model[2].weight)
+    objective, count = _counted(model)
+    assert count() > 1
+    assert objective.network.trusted_layers == {"2"}
+    assert count() > 1
+    nn.init.normal_(model[2].weight)
+    assert count() > 1
+    assert objective.network.trusted_layers == {"0", "2"}
+    assert count() == 1
+
+
+def test_a_layer_that_stays_dead_is_looked_at_once_a_step() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3))
+    nn.init.zeros_(model[2].weight)
+    objective, count = _counted(model)
+    count()
+    known = objective.findings
+    objective.refresh([{"params": list(model.parameters())}])
+    with objective.recordings.step():
+        assert count() > 1
+        assert count() == 1
+    assert objective.findings is known  # what was made with it need not be made again
+
+
+def test_samples_are_from_all_over_the_batch() -> None:
+    inputs = torch.cat([torch.zeros(20, 4), torch.randn(20, 4)])
+    objective = Objective(nn.Linear(4, 3, bias=False), nn.MSELoss())
+    objective.value((inputs, torch.randn(40, 3)))
+    assert objective.network.trusted_layers == {""}
 
 
 def test_it_looks_again_when_other_parameters_are_trained() -> None:
@@ -291,6 +324,29 @@ def test_buffers_kept_restores_the_very_tensors(between: nn.Module) -> None:
     after = dict(between.named_buffers())
     assert all(after[name] is buffer for name, buffer in before.items())
     assert _same(values, _state(between))
+
+
+class Constant(nn.Module):
+    """A mask that is one number in memory, and a view of the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mask", torch.ones(1).expand(4))
+        self.register_buffer("flat", self.linear.weight.data.view(-1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.linear(x * self.mask)
+        return z
+
+
+def test_buffers_that_are_expanded_or_parameters_are_left_alone() -> None:
+    model = Constant()
+    before = model.linear.weight.detach().clone()
+    with buffers_kept(model), torch.no_grad():
+        model.linear.weight.mul_(2)
+    assert torch.equal(model.linear.weight, 2 * before)
+    assert torch.equal(model.get_buffer("mask"), torch.ones(4))
 
 
 # Findings -----------------------------------------------------------------------------------------

@@ -50,6 +50,15 @@ def test_tensors_that_move_are_seen_within_a_step_too(in_step: bool) -> None:
     del old, before  # held so far, so that their places were not given away again
 
 
+def test_the_tensors_of_a_loss_are_seen_too() -> None:
+    loss, batch = nn.CrossEntropyLoss(weight=torch.ones(3)), twelve()
+    recordings = Objective(Scaled(), loss).recordings
+    before = recordings._key(batch, (), ())
+    old, loss.weight = loss.weight, torch.full((3,), 2.0)
+    assert recordings._key(batch, (), ()) != before
+    del old
+
+
 def test_room_is_the_same_until_something_else_is_asked_for() -> None:
     recordings = Objective(Scaled(), nn.MSELoss()).recordings
     room = recordings.room(3, torch.empty(7))

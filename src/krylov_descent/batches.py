@@ -123,6 +123,10 @@ class Batch:
         piece = self.map(lambda tensor: tensor[start:stop])
         return Batch(piece.inputs, piece.targets, stop - start)
 
+    def spread(self, count: int) -> "Batch":
+        """So many samples from all over, copied: the first ones may be padding, or all alike."""
+        return self.select(torch.linspace(0, self.size - 1, min(self.size, count)).long())
+
     def select(self, indices: Tensor) -> "Batch":
         """The samples of these indices, in their order, copied."""
         # A GPU that is busy is not waited for.

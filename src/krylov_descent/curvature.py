@@ -89,7 +89,7 @@ class Curvature:
     def bytes_per_sample(self, objective: Objective, batch: Batch) -> float:
         """What a kept linearisation takes per sample; checked and measured on a few of them."""
         if self._measured is None or self._measured[0] is not objective.findings:
-            few = batch.rows(0, PROBE_SAMPLES)
+            few = batch.spread(PROBE_SAMPLES)
             self._check(objective.network, few, objective.findings.derivative_epsilon)
             half = few.rows(0, max(1, few.size // 2))
             sizes = [

@@ -297,7 +297,11 @@ def uses_of_parameters(losses: Tensor) -> Counter[int]:
 
 
 def trusted_layers(
-    network: Network, losses: Tensor, layers: list[LinearLayer], epsilon: float
+    network: Network,
+    losses: Tensor,
+    layers: list[LinearLayer],
+    exact: Sequence[Tensor | None],
+    epsilon: float,
 ) -> frozenset[str]:
     """The names of those layers whose δᵀx is autograd's own gradient.
 
@@ -305,6 +309,7 @@ def trusted_layers(
         network: the model.
         losses: of a few samples.
         layers: of the forward pass that gave them.
+        exact: autograd's gradients of their sum.
         epsilon: of its arithmetic.
     """
     names = {id(module): name for name, module in network.eager.named_modules()}
@@ -317,11 +322,8 @@ def trusted_layers(
     if not candidates or not losses.requires_grad:
         return frozenset()
     outputs = [z for layer in candidates for z in layer.outputs]
-    deltas, exact = (
-        torch.autograd.grad(
-            losses, of, torch.ones_like(losses), retain_graph=True, allow_unused=True
-        )
-        for of in (outputs, network.parameters.tensors)
+    deltas = torch.autograd.grad(
+        losses, outputs, torch.ones_like(losses), retain_graph=True, allow_unused=True
     )
     uses, tolerance = uses_of_parameters(losses), trust_tolerance(epsilon)
     found, start = set(), 0

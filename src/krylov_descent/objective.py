@@ -81,6 +81,7 @@ class Objective:
         self._micro_batch = micro_batch
         self._activation_memory = activation_memory
         self._findings: probes.Findings | None = None
+        self._look_again = True
         self.ranks = Ranks(self.parameters.device)
 
     @property
@@ -89,10 +90,12 @@ class Objective:
         return self.network.parameters
 
     def refresh(self, groups: list[dict[str, Any]]) -> None:
-        """Look again at which parameters require a gradient and at their weight decay."""
+        """A step begins: see which parameters require a gradient, and their weight decay."""
+        self._look_again = True
         if self.network.refresh(groups):
             self._findings = None
             self.recordings.clear()
+        self.ranks.device = self.parameters.device
 
     @property
     def activation_memory(self) -> int:
@@ -297,13 +300,23 @@ class Objective:
                 yield piece.to(self.parameters.device)
 
     def probe(self, batch: Batch) -> None:
-        """Refuse what is not a mean over samples; look again only when the model changed."""
+        """Refuse what is not a mean over samples; look again only when the model changed.
+
+        Or when not everything could be told: then at the next step, and outside of steps each time.
+        """
         signature, known = probes.signature(self.network), self._findings
-        if known is None or known.signature != signature or (known.single and batch.size > 1):
-            self._squares.forget()
-            self.recordings.clear()
-            self._findings = probes.probe(self.network, batch, signature)
-            self.network.trusted_layers = self._findings.trusted_layers
+        again = self._look_again or not self.recordings.in_step
+        self._look_again = False
+        if known is not None and known.signature == signature:
+            more_to_tell = (known.single and batch.size > 1) or (known.undecided and again)
+            if not more_to_tell:
+                return
+        found = probes.probe(self.network, batch, signature)
+        if found == known:
+            return
+        self._squares.forget()
+        self.recordings.clear()
+        self._findings, self.network.trusted_layers = found, found.trusted_layers
 
     @property
     def findings(self) -> probes.Findings:

@@ -21,7 +21,8 @@ from krylov_descent.losses import OutputHessian
 Form = Literal["diagonal"] | int
 """Of H_E: diagonal, or a softmax over the classes in this dimension of a single output."""
 
-AGREEMENT = 1e-3
+# Of H_E with a form: relative, and in rounding errors of the outputs, which may be in bfloat16.
+AGREEMENT, ROUNDINGS = 1e-3, 4
 
 
 def form_of(hessian: OutputHessian, outputs: list[Tensor]) -> Form | None:
@@ -114,4 +115,5 @@ def _probe(outputs: list[Tensor]) -> list[Tensor]:
 
 def _agree(found: list[Tensor], expected: list[Tensor], size: float) -> bool:
     errors = [float((a - b).double().norm()) for a, b in zip(found, expected, strict=True)]
-    return math.hypot(*errors) <= AGREEMENT * size
+    epsilon = max(torch.finfo(h.dtype).eps for h in found)
+    return math.hypot(*errors) <= max(AGREEMENT, ROUNDINGS * epsilon) * size

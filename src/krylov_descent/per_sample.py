@@ -33,7 +33,7 @@ from krylov_descent.losses import first_line
 from krylov_descent.network import Network, require_graph
 from krylov_descent.probes import epsilon_of
 
-# What holds for these holds for all. From all over a batch, whose first ones may be padding.
+# What holds for these holds for all.
 TRUST_SAMPLES = 32
 # Of the memory for activations, what a chunk of per-sample gradients may take beside them.
 CHUNK_PART = 8
@@ -80,8 +80,7 @@ class SquaredGradients:
         position = {id(p): i for i, p in enumerate(held)}
         losses, candidates = self._losses_and_candidates(batch, position)
         if any(id(layer.module) not in self._trusted for layer in candidates):
-            few = torch.linspace(0, batch.size - 1, min(batch.size, TRUST_SAMPLES)).long()
-            self._decide_trust(batch.select(few), position, memory)
+            self._decide_trust(batch.spread(TRUST_SAMPLES), position, memory)
         self.settled = all(id(layer.module) in self._trusted for layer in candidates)
         factored = [layer for layer in candidates if self._trusted.get(id(layer.module))]
 

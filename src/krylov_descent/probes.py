@@ -11,7 +11,7 @@ forward pass is done, and whether it differentiates by itself.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -47,6 +47,8 @@ class Findings:
         bytes_per_sample: activations kept for one backward pass, per sample.
         layer_bytes_per_sample: what the Linear layers put out, per sample.
         trusted_layers: see `linear_layers`.
+        undecided: some parameter had a gradient of zero, which proves nothing about its layer, nor
+            about second derivatives on the way to it.
     """
 
     signature: Signature
@@ -57,6 +59,7 @@ class Findings:
     bytes_per_sample: float
     layer_bytes_per_sample: float
     trusted_layers: frozenset[str]
+    undecided: bool
 
     @property
     def epsilon(self) -> float:
@@ -83,12 +86,12 @@ def signature(network: Network) -> Signature:
 
 
 def probe(network: Network, batch: Batch, model_signature: Signature) -> Findings:
-    """Run both probes on the first samples of the batch.
+    """Run both probes on a few samples of the batch.
 
     Raises:
         LossContractError: the objective is random or mixes samples.
     """
-    few = batch.rows(0, PROBE_SAMPLES).to(network.parameters.device)
+    few = batch.spread(PROBE_SAMPLES).to(network.parameters.device)
     devices = [network.parameters.device] if network.parameters.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), buffers_kept(network.model):
         differentiates = _forward_differentiates(network, few)
@@ -107,7 +110,8 @@ def probe(network: Network, batch: Batch, model_signature: Signature) -> Finding
         with recorded_linear_layers(network.eager) as layers:
             losses = network.sample_losses(few, eager=True)
         put_out = sum(z.nbytes for layer in layers for z in layer.outputs)
-        trusted = trusted_layers(network, losses, layers, epsilon_of(coarsest, device))
+        gradients = _gradients(losses, network.parameters.tensors)
+        trusted = trusted_layers(network, losses, layers, gradients, epsilon_of(coarsest, device))
     return Findings(
         signature=model_signature,
         single=few.size == 1,
@@ -117,12 +121,23 @@ def probe(network: Network, batch: Batch, model_signature: Signature) -> Finding
         bytes_per_sample=bytes_per_sample,
         layer_bytes_per_sample=put_out / few.size,
         trusted_layers=trusted,
+        undecided=any(g is not None and not bool(g.any()) for g in gradients),
+    )
+
+
+def _gradients(losses: Tensor, parameters: list[Tensor]) -> Sequence[Tensor | None]:
+    """Of the sum; None for what it does not depend on."""
+    if not losses.requires_grad:
+        return [None] * len(parameters)
+    return torch.autograd.grad(
+        losses, parameters, torch.ones_like(losses), retain_graph=True, allow_unused=True
     )
 
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Put every buffer back as it was, bit for bit."""
+    """Put every buffer back as it was, bit for bit; but for views of parameters."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     before = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -134,7 +149,14 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for module, name, buffer, copy in before:
                 setattr(module, name, buffer)  # the forward may have put another in its place
-                buffer.copy_(copy)
+                shared = buffer.untyped_storage().data_ptr() in parameters
+                if not shared and not _is_expanded(buffer):
+                    buffer.copy_(copy)
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Whether several of its entries are one number in memory, so that nobody can write to it."""
+    return any(s == 0 and size > 1 for s, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def activation_bytes(network: Network, few: Batch) -> float:

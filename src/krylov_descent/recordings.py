@@ -95,10 +95,15 @@ class Recordings:
             self._room = like.new_zeros(rows, len(like))
         return self._room
 
+    @property
+    def in_step(self) -> bool:
+        """Whether a step is under way."""
+        return self._step is not None
+
     @contextmanager
     def step(self) -> Iterator[None]:
         """For a while what the network computes does not change, and is looked at once."""
-        self._step = _Known.of(self._network.eager)
+        self._step = _Known.of(self._network)
         try:
             yield
         finally:
@@ -228,7 +233,7 @@ class Recordings:
     def _key(self, batch: Batch, given: tuple[Tensor, ...], fixed: tuple[Tensor, ...]) -> Key:
         network = self._network
         copied = [*tensors_in((batch.inputs, batch.targets)), *given]
-        known = self._step or _Known.of(network.eager)
+        known = self._step or _Known.of(network)
         kind = network.parameters.device.type
         return (
             tuple((t.shape, t.dtype) for t in copied),
@@ -255,10 +260,12 @@ class _Known:
     looked_at: set[tuple[str, str]] = field(default_factory=set)
 
     @classmethod
-    def of(cls, model: nn.Module) -> "_Known":
-        """A model that nothing is known of yet."""
-        with_buffers = [m for m in model.modules() if any(True for _ in m.buffers(recurse=False))]
-        return cls(list(model.parameters()), with_buffers)
+    def of(cls, network: Network) -> "_Known":
+        """A model and a loss that nothing is known of yet."""
+        roots = [m for m in (network.eager, network.loss.module) if isinstance(m, nn.Module)]
+        modules = [m for root in roots for m in root.modules()]
+        with_buffers = [m for m in modules if any(True for _ in m.buffers(recurse=False))]
+        return cls([p for root in roots for p in root.parameters()], with_buffers)
 
     def tensors(self) -> Iterator[Tensor]:
         """All that a forward pass reads where it is."""

@@ -119,6 +119,44 @@ def test_resuming_goes_on_bit_for_bit() -> None:
         assert torch.equal(ours, theirs)
 
 
+def test_a_layer_of_zeros_does_not_decide_which_layers_have_factors() -> None:
+    """Behind it no layer has a gradient at the first step; a resumed run would see the others."""
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 5), torch.randn(60, 3)
+
+    def start() -> tuple[nn.Sequential, KSD]:
+        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+        nn.init.zeros_(model[2].weight)
+        factors = KroneckerFactors(after=0)
+        return model, KSD(model, nn.MSELoss(), dimension=3, preconditioner=factors)
+
+    model, optimizer = start()
+    optimizer.step((x, y))
+    twin, resumed = start()
+    twin.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    optimizer.step((x, y))
+    resumed.step((x, y))
+    assert isinstance(optimizer.preconditioner, KroneckerFactors)
+    factors_of_two_layers = 1 + 2 * 4  # and the diagonal
+    assert len(optimizer.preconditioner.tensors) == factors_of_two_layers
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
+@pytest.mark.filterwarnings("ignore:.*mkldnn_matmul failed:UserWarning")
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_factors_work_in_bfloat16(loss: str) -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(200, 6), nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    targets = torch.randint(3, (200,)) if loss == "cross_entropy" else torch.randn(200, 3)
+    chosen = nn.CrossEntropyLoss() if loss == "cross_entropy" else nn.MSELoss()
+    optimizer = KSD(model, chosen, dimension=4, preconditioner=KroneckerFactors(after=0))
+    with torch.autocast("cpu", torch.bfloat16):
+        results = [optimizer.step((x, targets)) for _ in range(3)]
+    assert all(result.status is Status.MOVED for result in results)
+    assert results[-1].loss_after < results[0].loss_before
+
+
 def test_a_loss_of_another_form_leaves_the_parameters_alone() -> None:
     model = nn.Linear(3, 4)
     before = copy.deepcopy(model.state_dict())
