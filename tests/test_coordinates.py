@@ -105,6 +105,18 @@ def test_rounding_of_a_zero_eigenvalue_does_not_set_the_floor(seed: int) -> None
     torch.testing.assert_close(factor @ factor.t(), torch.eye(3).double() / 4e-4)
 
 
+def test_rounding_is_that_of_the_vectors() -> None:
+    curvature, rounding = torch.diag(torch.tensor([-4.0, 1e-9, 0.0])).double(), torch.float32
+    coordinates = Coordinates(curvature, torch.eye(3, dtype=rounding), 1e-4)
+    factor = inverse_transposed_factor(coordinates, 3)
+    torch.testing.assert_close(factor @ factor.t(), torch.eye(3).double() / 4e-4)
+    # In float64 it is an eigenvalue, and the largest.
+    known = inverse_transposed_factor(coordinates_of(curvature, 1e-4), 3)
+    torch.testing.assert_close(
+        known @ known.t(), torch.diag(torch.tensor([1e13, 1e9, 1e13])).double()
+    )
+
+
 def test_the_start_is_known_before_the_coordinates_are() -> None:
     zero = np.zeros(3)
     unknown = coordinates_of(torch.full((3, 3), torch.nan).double(), 1e-4)

@@ -150,7 +150,8 @@ class Coordinates:
         ritz_values, vectors = torch.linalg.eigh(T.t() @ curvature @ T)
         largest, size = float(ritz_values[-1]), float(ritz_values.abs().max())
         # An eigenvalue of zero is found as rounding of either sign, which must not set the floor.
-        rounding = len(curvature) * torch.finfo(curvature.dtype).eps * size
+        # H̄ is in float64, but of products that were rounded as vectors are.
+        rounding = len(curvature) * torch.finfo(self._gram.dtype).eps * size
         scale = largest if largest > rounding else size
         if scale == 0:
             floored = torch.ones_like(ritz_values)

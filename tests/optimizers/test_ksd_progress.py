@@ -208,6 +208,20 @@ class Recurrent(nn.Module):
         return result
 
 
+def test_curvature_that_is_nowhere_positive_is_no_trap_in_float32() -> None:
+    """Of rank 3, negative where it starts: further eigenvalues are rounding, and set no floor."""
+    for seed in range(10):
+        torch.manual_seed(seed)
+        inputs = torch.randn(400, 3) @ torch.randn(3, 30)
+        model = nn.Linear(30, 1, bias=False)
+        optimizer = KSD(model, _far_away, curvature="hessian", dimension=6, subset_size=1.0)
+        assert optimizer.step((inputs, inputs)).status is Status.MOVED
+
+
+def _far_away(outputs: Tensor, _: Tensor) -> Tensor:
+    return torch.log(1 + (outputs[:, 0] - 100).square())
+
+
 def test_a_step_does_not_end_in_chaos() -> None:
     """The full step of the model leads there, to values that are lower by chance: 1.9 together.
 
