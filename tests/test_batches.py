@@ -305,10 +305,24 @@ def test_empty_data_is_refused_by_its_argument(data: object) -> None:
         as_samples(data, "objective_data")
 
 
-def test_a_list_of_two_tensors_is_no_pair() -> None:
-    # A list is an iterable of batches: [inputs, targets] must not be taken for two of them.
+def test_a_list_of_two_is_a_pair_where_it_can_be_nothing_else() -> None:
+    x, y = torch.zeros(3, 2), torch.zeros(3)
+    (batch,) = DataLoader(TensorDataset(x, y), batch_size=3)
+    assert isinstance(batch, list)
+    for pair in (batch, [x, None], [(x, x), y]):
+        assert [b.size for b in as_samples(pair).batches()] == [3]
+    assert [b.size for b in as_samples([(x, y), (x, y)]).batches()] == [3, 3]
     with pytest.raises(TypeError, match=r"pair \(inputs, targets\), found a tensor"):
-        list(as_samples([torch.zeros(2, 2), torch.zeros(2, 2)]).batches())
+        list(as_samples([x, y, y]).batches())
+
+
+def test_a_dataset_without_a_length_is_refused_by_its_argument() -> None:
+    class Endless(Dataset[tuple[Tensor, Tensor]]):
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            return torch.zeros(2), torch.zeros(1)
+
+    with pytest.raises(TypeError, match=r"`data` is a Dataset without a length.*IterableDataset"):
+        as_samples(Endless())
 
 
 def test_a_tensor_dataset_of_three_is_refused() -> None:

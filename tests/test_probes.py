@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from krylov_descent.curvature import Curvature
 from krylov_descent.losses import LossContractError
@@ -129,6 +130,54 @@ def test_the_same_in_eval_mode_is_accepted(between: nn.Module) -> None:
     assert Objective(model, nn.MSELoss()).value(DATA) == pytest.approx(expected, rel=1e-6)
 
 
+class Counting(nn.Module):
+    """Its buffer changes with each call, and nothing comes of it."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_buffers_that_follow_the_weights_are_refused_in_training_mode(place: int) -> None:
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        spectral_norm(model[place])
+        with pytest.raises(LossContractError, match=r"more than one loss|two different.*eval\(\)"):
+            Objective(model, nn.MSELoss()).value(DATA)
+        Objective(model.eval(), nn.MSELoss()).value(DATA)
+
+
+def test_a_buffer_that_only_counts_is_accepted() -> None:
+    Objective(_net(Counting()), nn.MSELoss()).value(DATA)
+
+
+class Positive(nn.Module):
+    """Fails where its parameters are not in order, as a constrained one may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.bounds = nn.Linear(4, 3), nn.Parameter(torch.tensor([1.0, 1.1]))
+        self.register_buffer("one", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bounds[0] > self.bounds[1]:
+            raise ValueError("out of order")
+        z: Tensor = self.linear(x) * self.bounds.sum() * self.one
+        return z
+
+
+def test_a_model_that_is_not_everywhere_is_accepted() -> None:
+    Objective(Positive(), nn.MSELoss()).value(DATA)
+
+
 def test_dropout_that_drops_nothing_is_accepted() -> None:
     Objective(_net(nn.Dropout(0.0)), nn.MSELoss()).value(DATA)
 
@@ -220,21 +269,23 @@ def test_it_looks_again_when_the_first_batch_had_one_sample() -> None:
 
 
 def test_it_looks_again_until_gradients_have_told_something() -> None:
-    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3))
-    nn.init.zeros_(model[2].weight)
+    last = nn.Linear(3, 3)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), last)
+    nn.init.zeros_(last.weight)
     objective, count = _counted(model)
     assert count() > 1
     assert objective.network.trusted_layers == {"2"}
     assert count() > 1
-    nn.init.normal_(model[2].weight)
+    nn.init.normal_(last.weight)
     assert count() > 1
     assert objective.network.trusted_layers == {"0", "2"}
     assert count() == 1
 
 
 def test_a_layer_that_stays_dead_is_looked_at_once_a_step() -> None:
-    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3))
-    nn.init.zeros_(model[2].weight)
+    last = nn.Linear(3, 3)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), last)
+    nn.init.zeros_(last.weight)
     objective, count = _counted(model)
     count()
     known = objective.findings
@@ -328,6 +379,8 @@ def test_buffers_kept_restores_the_very_tensors(between: nn.Module) -> None:
 
 class Constant(nn.Module):
     """A mask that is one number in memory, and a view of the weight."""
+
+    mask: Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -266,7 +266,8 @@ def as_samples(data: Any, argument: str = "data", *, may_be_empty: bool = False)
 
     Args:
         data: a tuple (inputs, targets), a Dataset, a DataLoader, or an iterable of batches
-            (a list of pairs, a generator, …).
+            (a list of pairs, a generator, …). A list of two with a tensor among them is a pair,
+            too, as loaders give it.
         argument: its name, for the error message.
         may_be_empty: whether there may be no samples, as on a rank whose shard is empty.
 
@@ -276,7 +277,7 @@ def as_samples(data: Any, argument: str = "data", *, may_be_empty: bool = False)
     """
     if isinstance(data, Samples):
         return data
-    if isinstance(data, tuple):
+    if isinstance(data, tuple) or _is_pair(data):
         batch = Batch.of(data)
         if batch.size == 0 and not may_be_empty:
             raise ValueError(f"`{argument}` is empty: it must hold at least one sample")
@@ -286,6 +287,11 @@ def as_samples(data: Any, argument: str = "data", *, may_be_empty: bool = False)
     if isinstance(data, IterableDataset):
         return Stream(DataLoader(data, batch_size=DATASET_BATCH))
     if isinstance(data, Dataset):
+        if not hasattr(data, "__len__"):
+            raise TypeError(
+                f"`{argument}` is a Dataset without a length: give it a __len__, or make it an "
+                "IterableDataset"
+            )
         return _from_loader(DataLoader(data, batch_size=DATASET_BATCH), argument, may_be_empty)
     if isinstance(data, Iterable) and not isinstance(data, Tensor | Mapping | str):
         return Stream(data)
@@ -293,6 +299,13 @@ def as_samples(data: Any, argument: str = "data", *, may_be_empty: bool = False)
         f"`{argument}` must be a tuple (inputs, targets), a Dataset, a DataLoader or an iterable "
         f"of batches, found {_describe(data)}"
     )
+
+
+def _is_pair(data: Any) -> bool:
+    """Whether a list is one batch: a tensor, or no targets, can be no batch by itself."""
+    if not isinstance(data, list) or len(data) != 2:
+        return False
+    return any(part is None or isinstance(part, Tensor) for part in data)
 
 
 def _from_loader(loader: DataLoader[Any], argument: str, may_be_empty: bool) -> Samples:

@@ -65,9 +65,10 @@ class Network:
     def refresh(self, groups: list[dict[str, Any]]) -> bool:
         """Look again at what requires a gradient and at weight decay; True if that changed."""
         parameters = FlatParameters.from_groups(groups)
+        names = self._names_of(parameters)  # also finds a layer that was replaced
         if parameters.same_as(self.parameters):
             return False
-        self.parameters, self.names = parameters, self._names_of(parameters)
+        self.parameters, self.names = parameters, names
         return True
 
     @contextmanager
@@ -143,7 +144,8 @@ class Network:
             if id(p) not in names:
                 raise ValueError(
                     f"`params` holds a tensor of shape {tuple(p.shape)} that is not a parameter "
-                    "of `model`: give parameters of the model itself"
+                    "of `model`: give parameters of the model itself, and where a layer was "
+                    "replaced make a new optimiser"
                 )
         return [names[id(p)] for p in parameters.tensors]
 

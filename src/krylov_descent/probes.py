@@ -1,10 +1,11 @@
 """Is it a mean over independent samples, and what does it need?
 
-Two cheap probes on a few samples, at the first batch and again when a `training` flag or a
-module changed: the same samples twice find dropout and random losses; a batch against its
-halves finds BatchNorm in training mode and losses that mix samples. Line searches and
-curvature have no meaning for those, so they are refused with what to do about it. Buffers
-and the global random state are as before afterwards.
+Cheap probes on a few samples, at the first batch and again when a `training` flag or a module
+changed: the same samples twice find dropout and random losses; a batch against its halves finds
+BatchNorm in training mode and losses that mix samples; where there are buffers, the same samples
+twice at another point find spectral_norm in training mode. Line searches and
+curvature have no meaning for those, so they are refused with what to do about it. Buffers and the
+global random state are as before afterwards.
 
 The same few samples tell how much memory a sample's activations take, in what arithmetic the
 forward pass is done, and whether it differentiates by itself.
@@ -30,6 +31,8 @@ PROBE_SAMPLES = 8
 # Rounding differs a little between batch sizes, more in low precision.
 TWICE_TOLERANCE, HALVES_TOLERANCE, COARSE_TOLERANCE = 1e-4, 1e-3, 3e-2
 TF32_EPSILON = 2.0**-10
+# How far another point is, relative to each parameter, whose sign it keeps.
+ELSEWHERE = 0.9
 
 Signature = tuple[Any, ...]
 
@@ -86,10 +89,10 @@ def signature(network: Network) -> Signature:
 
 
 def probe(network: Network, batch: Batch, model_signature: Signature) -> Findings:
-    """Run both probes on a few samples of the batch.
+    """Run the probes on a few samples of the batch.
 
     Raises:
-        LossContractError: the objective is random or mixes samples.
+        LossContractError: the objective is random, mixes samples or remembers the last ones.
     """
     few = batch.spread(PROBE_SAMPLES).to(network.parameters.device)
     devices = [network.parameters.device] if network.parameters.device.type == "cuda" else []
@@ -106,6 +109,7 @@ def probe(network: Network, batch: Batch, model_signature: Signature) -> Finding
                 with forward_precision():
                     epsilon = epsilon_of(coarsest, device)
                 _check_halves(network, few, whole, epsilon)
+            _check_memory(network, few)
         bytes_per_sample = activation_bytes(network, few)
         with recorded_linear_layers(network.eager) as layers:
             losses = network.sample_losses(few, eager=True)
@@ -300,6 +304,25 @@ def _check_halves(network: Network, few: Batch, whole: Tensor, epsilon: float) -
             "a batch and its two halves gave different losses, so samples are mixed"
             f"{_suspects(network.model)}: call model.eval(), and make the loss a mean over "
             "independent samples"
+        )
+
+
+def _check_memory(network: Network, few: Batch) -> None:
+    """Twice at another point: buffers that follow the weights (spectral_norm) tell nothing here."""
+    buffers = [name for name, _ in network.model.named_buffers()]
+    if not buffers:
+        return
+    theta = network.parameters.copy()
+    pattern = torch.arange(len(theta), device=theta.device).cos().to(theta.dtype)
+    point = theta * (1 + ELSEWHERE * pattern)
+    try:
+        first, second = (network.losses_at(point, few).detach().double() for _ in range(2))
+    except (RuntimeError, ValueError):  # not every point need be one of the model's
+        return
+    if _differ(first, second, TWICE_TOLERANCE):
+        raise LossContractError(
+            "a forward pass leaves something behind for the next one, so the same parameters have "
+            f"more than one loss (buffers: {', '.join(buffers[:3])}): call model.eval()"
         )
 
 

@@ -56,7 +56,7 @@ def test_data_of_a_wrong_kind() -> None:
     rejects({"x": x}, TypeError, "`data` must be a tuple")
     rejects("data.csv", TypeError, "`data` must be a tuple")
     rejects((x, y, y), TypeError, "a batch must be a pair")
-    rejects([x, y], TypeError, "a batch must be a pair")
+    rejects([x, y, y], TypeError, "a batch must be a pair")
     rejects((x, torch.tensor(1.0)), ValueError, "batch dimension")
     rejects((x, y), TypeError, "`curvature_data` must be a tuple", curvature_data=x)
 

@@ -125,8 +125,9 @@ def test_a_layer_of_zeros_does_not_decide_which_layers_have_factors() -> None:
     x, y = torch.randn(60, 5), torch.randn(60, 3)
 
     def start() -> tuple[nn.Sequential, KSD]:
-        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
-        nn.init.zeros_(model[2].weight)
+        last = nn.Linear(4, 3)
+        nn.init.zeros_(last.weight)
+        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), last)
         factors = KroneckerFactors(after=0)
         return model, KSD(model, nn.MSELoss(), dimension=3, preconditioner=factors)
 

@@ -1,5 +1,6 @@
 """KSD with parameter groups, frozen parameters, hooks, GradScaler, autocast and buffers."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -104,6 +105,17 @@ def test_a_group_can_be_added() -> None:
     assert not torch.equal(flat(model[0]), before)
     assert not torch.equal(optimizer.state[bias][PREVIOUS_STEP], d)
     assert set(optimizer.state) == set(model.parameters())
+
+
+def test_a_layer_that_was_replaced_is_told() -> None:
+    model = network()
+    optimizer = KSD(model, nn.MSELoss(), dimension=3)
+    optimizer.step(samples())
+    model[0] = copy.deepcopy(model[0])
+    before = flat(model)
+    with pytest.raises(ValueError, match="where a layer was replaced make a new optimiser"):
+        optimizer.step(samples())
+    assert torch.equal(flat(model), before)
 
 
 def test_a_group_of_strangers_is_refused() -> None:
