@@ -1,5 +1,7 @@
 """The cycled chunk: sizes, and that every sample has its turn."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +20,21 @@ def stream() -> Samples:
     """The same samples in batches of 4, 4 and 2."""
     inputs, targets = torch.arange(TOTAL).float().unsqueeze(1), torch.arange(TOTAL)
     return as_samples(list(zip(inputs.split(4), targets.split(4), strict=True)))
+
+
+def refilled_stream() -> Samples:
+    """The same, each batch in the memory of the one before."""
+
+    class Refilled:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            inputs, targets = torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64)
+            for batch in stream().batches():
+                yield (
+                    inputs[: batch.size].copy_(batch.inputs),
+                    targets[: batch.size].copy_(batch.targets),
+                )
+
+    return as_samples(Refilled())
 
 
 def numbers(samples: Samples) -> list[int]:
@@ -53,7 +70,7 @@ def test_a_size_that_is_none_is_refused(size: object) -> None:
         check_chunk_size(size)
 
 
-@pytest.mark.parametrize("samples", [in_memory(), stream()])
+@pytest.mark.parametrize("samples", [in_memory(), stream(), refilled_stream()])
 def test_going_round_takes_every_sample_equally_often(samples: Samples) -> None:
     # 10 chunks of 3 are three times round 10 samples.
     seen: list[int] = []
@@ -79,7 +96,7 @@ def test_the_order_is_random_but_fixed_by_the_seed() -> None:
 
 
 def test_inputs_stay_with_their_targets() -> None:
-    for samples in (in_memory(), stream()):
+    for samples in (in_memory(), stream(), refilled_stream()):
         chunk = cycled_chunk(samples, TOTAL, 4, 8, seed=0)
         assert isinstance(chunk, InMemory)
         assert torch.equal(chunk.batch.inputs[:, 0].long(), chunk.batch.targets)

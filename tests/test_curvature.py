@@ -5,7 +5,7 @@ Every product is compared with a matrix that torch.func builds from a pure funct
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -232,6 +232,22 @@ def test_unequal_micro_batches(kind: CurvatureKind, loss: str) -> None:
     ):
         assert product.samples == 5
         assert_equals_dense(product, matrix)
+
+
+def test_a_stream_may_fill_the_same_tensors_again() -> None:
+    problem = make("mlp", "mse")
+    x, y = problem.data
+    objective = Objective(problem.model, problem.loss)
+    v = numbers(objective.parameters.numel)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        inputs, targets = torch.empty_like(x[:2]), torch.empty_like(y[:2])
+        for start in range(0, len(x) - 1, 2):
+            yield inputs.copy_(x[start : start + 2]), targets.copy_(y[start : start + 2])
+
+    even = len(x) // 2 * 2
+    expected = Curvature().at(objective, (x[:even], y[:even]))(v)
+    torch.testing.assert_close(Curvature().at(objective, batches())(v), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -31,6 +31,13 @@ def _stream(total: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
     return ((x[i : i + batch], t[i : i + batch]) for i in range(0, total, batch))
 
 
+def _refilled(total: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same samples, each batch in the memory of the one before."""
+    inputs, targets = torch.zeros(2, batch, dtype=torch.int64)
+    for x, t in _stream(total, batch):
+        yield inputs[: len(x)].copy_(x), targets[: len(x)].copy_(t)
+
+
 def _numbers(samples: Samples) -> list[int]:
     """Which samples these are, after a check that each has its own target."""
     batches = list(samples.batches())
@@ -42,10 +49,13 @@ def _generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def _reservoir(total: int, batch: int, sizes: SubsetSizes, seed: int = 0) -> Reservoir:
+def _reservoir(
+    total: int, batch: int, sizes: SubsetSizes, seed: int = 0, stream: Any = _stream
+) -> Reservoir:
     """A reservoir that a stream has flowed through."""
-    reservoir = Reservoir(Stream(_stream(total, batch)), sizes, _generator(seed))
-    assert _numbers(reservoir) == list(range(total))  # A sees every sample
+    reservoir = Reservoir(Stream(stream(total, batch)), sizes, _generator(seed))
+    # A sees every sample.
+    assert [int(x) for b in reservoir.batches() for x in b.inputs] == list(range(total))
     return reservoir
 
 
@@ -171,6 +181,16 @@ def test_the_same_generator_draws_the_same_sets(batch: int | None) -> None:
     assert first != other
 
 
+@pytest.mark.parametrize("wanted", [3, 0.1, "paper", "fixed"])
+@pytest.mark.parametrize("batch", [7, 50, 400])
+def test_a_stream_may_fill_the_same_tensors_again(wanted: Any, batch: int) -> None:
+    fresh, refilled = (
+        [_numbers(samples) for samples in _reservoir(400, batch, _sizes(wanted), 0, stream).draw()]
+        for stream in (_stream, _refilled)
+    )
+    assert refilled == fresh
+
+
 @pytest.mark.parametrize("batch", [None, 16])
 def test_all_samples_are_given_without_a_copy(batch: int | None) -> None:
     b, c = _drawn(16, _sizes("fixed"), 0, batch)
@@ -241,6 +261,14 @@ def test_what_is_kept_does_not_hold_the_batches_it_came_from() -> None:
     list(reservoir.batches())
     held = sum(batch.inputs.untyped_storage().nbytes() for _, batch in reservoir._kept)
     assert held <= 8 * 2 * sum(sizes.of(5000))
+
+
+def test_what_is_in_memory_is_kept_without_a_copy() -> None:
+    """As on a rank whose samples are, where those of another are a stream."""
+    samples = as_samples(_numbered(16))
+    reservoir = Reservoir(samples, _sizes("fixed"), _generator())
+    (batch,) = reservoir.batches()
+    assert reservoir._kept[0][1] is batch
 
 
 def test_only_the_samples_drawn_are_fetched() -> None:

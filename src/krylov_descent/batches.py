@@ -125,7 +125,8 @@ class Batch:
 
     def spread(self, count: int) -> "Batch":
         """So many samples from all over, copied: the first ones may be padding, or all alike."""
-        return self.select(torch.linspace(0, self.size - 1, min(self.size, count)).long())
+        count = min(self.size, count)
+        return self.select(torch.linspace(0, self.size - 1, count, dtype=torch.float64).long())
 
     def select(self, indices: Tensor) -> "Batch":
         """The samples of these indices, in their order, copied."""

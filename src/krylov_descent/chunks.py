@@ -83,7 +83,8 @@ def _window(stream: Samples, shard: Shard, length: int, position: int) -> Sample
         for start, stop in spans:
             first, last = max(start - seen, 0), min(stop - seen, batch.size)
             if first < last:
-                pieces.append(batch.rows(first, last))
+                # Copied: a stream may fill the same tensors again.
+                pieces.append(batch.rows(first, last).map(torch.clone))
         seen += batch.size
     if not pieces:
         return Nothing()

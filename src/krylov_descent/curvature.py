@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent import double_backward, forward_mode
-from krylov_descent.batches import Batch, Tree, map_tensors
+from krylov_descent.batches import Batch, Stream, Tree, as_samples, map_tensors
 from krylov_descent.derivative_checks import check_double_backward, check_symmetric
 from krylov_descent.double_backward import floating, losses_of, outputs_of
 from krylov_descent.forward_mode import BatchProduct
@@ -118,6 +118,13 @@ class Curvature:
             check_double_backward([losses_of(network, few)], parameters, epsilon)
 
 
+def _held(objective: Objective, data: Any) -> list[Batch]:
+    """The data in micro-batches that stay as they are; a stream may fill the same tensors again."""
+    samples = as_samples(data, may_be_empty=objective.ranks.together)
+    batches = objective.micro_batches(samples)
+    return [b.map(torch.clone) if isinstance(samples, Stream) else b for b in batches]
+
+
 class CurvatureProduct:
     """Products v → Hv over one set of samples at one point.
 
@@ -141,7 +148,7 @@ class CurvatureProduct:
         self.kept, self.products = True, 0
         own = torch.zeros(2, dtype=torch.float64)
         with objective.ranks.own_work():
-            own = self._prepare(list(objective.micro_batches(data)))
+            own = self._prepare(_held(objective, data))
         samples, normaliser = objective.ranks.sum_numbers(own).tolist()
         if normaliser == 0:
             raise ValueError(

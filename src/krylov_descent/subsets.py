@@ -186,7 +186,10 @@ class Reservoir(Samples):
         self._seen = 0
 
     def batches(self) -> Iterator[Batch]:
-        """The stream's batches; each is looked at for B and C after it was used."""
+        """The stream's batches; each is looked at for B and C after it was used.
+
+        What is kept of it is copied: a stream may fill the same tensors again.
+        """
         for batch in self._stream.batches():
             yield batch
             if batch.size:
@@ -194,6 +197,9 @@ class Reservoir(Samples):
                 self._seen += batch.size
                 self._kept.append((keys, batch))
                 self._prune()
+                whole = self._kept[-1][1] is batch  # else pruning has copied some rows of it
+                if whole and not isinstance(self._stream, InMemory):
+                    self._kept[-1] = keys, batch.map(torch.clone)
 
     def draw(self) -> tuple[Samples, Samples]:
         """B and C, disjoint where both fit."""

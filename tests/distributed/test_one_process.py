@@ -69,7 +69,7 @@ def test_ranks_agree_on_kronecker_factors(shards: tuple[Group, list[int]]) -> No
 
 @pytest.mark.parametrize("copying", [None, 1])
 def test_sets_grow_alike(copying: int | None, pair: Group) -> None:
-    """Also where one rank cannot know that its data are those of the step before."""
+    """Also where the data of one rank are other tensors at each step."""
     sizes = [500, 700]
     alone = work.sizes_of_growing_sets(sizes, 10)
     assert [alone[0][0], alone[-1][0]] == [250, 500]

@@ -6,6 +6,7 @@ import pickle
 import weakref
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -87,47 +88,73 @@ def test_losses_on_other_data_are_not_compared() -> None:
     assert group[growing_sets.DOUBLINGS] == 1
 
 
-def same(one: Any, other: Any) -> bool | None:
-    last = growing_sets.LastData()
-    assert last.same_as_before(as_samples(one)) in (None, False)
-    return last.same_as_before(as_samples(other))
+def same(one: Any, other: Any) -> bool:
+    first, second = (
+        growing_sets.LastData().fingerprint(as_samples(data, may_be_empty=True))
+        for data in (one, other)
+    )
+    return first == second
 
 
-def test_data_are_the_same_if_the_tensors_are() -> None:
-    x, y = torch.zeros(30, 2), torch.zeros(30)
+def test_data_are_the_same_if_their_numbers_are() -> None:
+    x, y = noisy_classes(30, 2, 3)
     for data in ((x, y), (x, None), ({"a": x}, [y]), TensorDataset(x, y)):
         assert same(data, data)
     assert same((x, y), TensorDataset(x, y))
-    assert same((x[:20], y[:20]), (x[:20], y[:20]))  # new views of the same numbers
+    assert same((x, y), (x.clone(), y.clone()))  # as a resumed run has them
+    assert same((x[:20], y[:20]), (x[:20], y[:20]))
     loader = DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True)
     assert same(loader, loader)
+    none = x[:0], y[:0]  # on a rank that has none
+    assert same(none, none)
 
 
-def test_data_are_others_if_a_tensor_is_another_or_was_written_to() -> None:
-    x, y = torch.zeros(30, 2), torch.zeros(30)
-    for other in ((x.clone(), y), (x, y.clone()), (x, None), (x[:20], y[:20])):
-        assert same((x, y), other) is False
-    assert same((x[:20], y[:20]), (x[10:], y[10:])) is False
-    last = growing_sets.LastData()
-    last.same_as_before(as_samples((x, y)))
-    x.add_(1)
-    assert last.same_as_before(as_samples((x, y))) is False
+def test_data_are_others_if_numbers_dtype_or_shape_are() -> None:
+    x, y = noisy_classes(5000, 2, 3)
+    for other in ((x + 1, y), (x, y.flip(0)), (x, None), (x.flip(0), y.flip(0)), (x.float(), y)):
+        assert not same((x, y), other)
+    assert not same((x[:2000], y[:2000]), (x[1000:3000], y[1000:3000]))
+    zeros = torch.zeros(5000, 4)
+    for like in (zeros[:4999], zeros[:, :3], zeros.view(5000, 2, 2), zeros.double()):
+        assert not same((zeros, None), (like, None))
 
 
 def test_what_is_not_in_memory_may_be_other_data_each_time() -> None:
     batches = [(torch.zeros(3, 2), torch.zeros(3))]
-    assert same(batches, batches) is False
-    assert same(iter(batches), iter(batches)) is False
+    assert not same(batches, batches)
+    assert not same(iter(batches), iter(batches))
+
+
+def test_data_are_looked_at_again_only_if_a_tensor_is_another_or_was_written_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = Mock(return_value=1.0)
+    monkeypatch.setattr(growing_sets, "_fingerprint", looks)
+    last, (x, y) = growing_sets.LastData(), noisy_classes(30, 2, 3)
+    with torch.inference_mode():
+        uncounted = torch.zeros(30)
+
+    def looks_at(*data: Any) -> int:
+        looks.reset_mock()
+        for one in data:
+            last.fingerprint(as_samples(one))
+        return looks.call_count
+
+    assert looks_at((x, y), TensorDataset(x, y), (x, y)) == 1
+    assert looks_at((x[:20], y[:20]), (x[:20], y[:20])) == 1  # new views of the same numbers
+    assert looks_at((x[10:], y[10:])) == looks_at((x, y)) == looks_at((x, None)) == 1
+    x.add_(1)
+    assert looks_at((x, None), (x, None)) == 1
+    assert looks_at((uncounted, None), (uncounted, None)) == 2
 
 
 def test_the_memory_of_the_data_does_not_hold_them_and_is_not_copied() -> None:
     last, x = growing_sets.LastData(), torch.zeros(3, 2)
-    last.same_as_before(as_samples((x, None)))
-    assert pickle.loads(pickle.dumps(last)).same_as_before(as_samples((x, None))) is None
+    last.fingerprint(as_samples((x, None)))
+    assert vars(pickle.loads(pickle.dumps(last)))["_marks"] == []
     gone = weakref.ref(x)
     del x
     assert gone() is None
-    assert last.same_as_before(as_samples((torch.zeros(3, 2), None))) is False
 
 
 @pytest.mark.parametrize(
@@ -212,25 +239,72 @@ def test_without_noise_they_stay_small() -> None:
     assert result.loss < 1e-3
 
 
+def small_sets() -> KSD:
+    torch.manual_seed(3)
+    model = nn.Linear(INPUTS, CLASSES).double()
+    return beginning_small(KSD(model, nn.CrossEntropyLoss(), dimension=10))
+
+
+def resumed(first: KSD, second: KSD, without: str = "") -> KSD:
+    """The second in the state of the first, but for one entry."""
+    second.objective.network.model.load_state_dict(first.objective.network.model.state_dict())
+    state = copy.deepcopy(first.state_dict())
+    state["param_groups"][0].pop(without, None)
+    second.load_state_dict(state)
+    return second
+
+
+def parameters(optimizer: KSD) -> Tensor:
+    return parameters_of(optimizer.objective.network.model)
+
+
 @pytest.mark.parametrize("new_data", [False, True])
 def test_a_loaded_state_goes_on_alike(new_data: bool) -> None:
     data = noisy_classes(N, INPUTS, CLASSES)
-
-    def build() -> KSD:
-        torch.manual_seed(3)
-        model = nn.Linear(INPUTS, CLASSES).double()
-        return beginning_small(KSD(model, nn.CrossEntropyLoss(), dimension=10))
 
     def run(optimizer: KSD, steps: range) -> None:
         for k in steps:
             optimizer.step(parts_of(data, k) if new_data else data)
 
-    straight, first, second = build(), build(), build()
+    straight, first = small_sets(), small_sets()
     run(straight, range(10))
     run(first, range(7))
     assert bool(first.param_groups[0][growing_sets.DOUBLINGS]) is not new_data
-    second.objective.network.model.load_state_dict(first.objective.network.model.state_dict())
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    second = resumed(first, small_sets())
     run(second, range(7, 10))
-    models = (straight.objective.network.model, second.objective.network.model)
-    assert torch.equal(parameters_of(models[0]), parameters_of(models[1]))
+    assert torch.equal(parameters(straight), parameters(second))
+
+
+def test_also_directly_after_a_change_of_data() -> None:
+    """Wherever it was saved, and whatever the optimiser that loads it has seen before."""
+    x, y = noisy_classes(2 * N, INPUTS, CLASSES)
+    kinds: dict[str, Any] = {
+        "a": lambda: (x[:N], y[:N]),
+        "b": lambda: (x[N:], y[N:]),
+        "a copy of b": lambda: (x[N:].clone(), y[N:].clone()),
+        "a stream": lambda: iter([(x[:N], y[:N])]),
+    }
+    order = ["a", "a", "b", "b", "a copy of b", "a copy of b", "a stream", "a", "a"]
+    straight, others, sizes = small_sets(), [], []
+    for k, kind in enumerate(order):
+        used = small_sets()
+        used.step(kinds["b"]())
+        others += [(order[k:], resumed(straight, second)) for second in (small_sets(), used)]
+        sizes.append(straight.step(kinds[kind]()).objective_samples)
+    assert sizes[2:4] == [N, 250]  # the first step on other data, and the next
+    for rest, optimizer in others:
+        for kind in rest:
+            optimizer.step(kinds[kind]())
+        assert torch.equal(parameters(optimizer), parameters(straight))
+
+
+@pytest.mark.parametrize("new_data", [False, True])
+def test_a_state_from_before_fingerprints_goes_on_as_at_its_last_step(new_data: bool) -> None:
+    data = noisy_classes(N, INPUTS, CLASSES)
+    first = small_sets()
+    for k in range(3):
+        first.step(parts_of(data, k) if new_data else data)
+    second = resumed(first, small_sets(), without=growing_sets.FINGERPRINT)
+    for optimizer in (first, second):
+        optimizer.step(parts_of(data, 3) if new_data else data)
+    assert torch.equal(parameters(first), parameters(second))

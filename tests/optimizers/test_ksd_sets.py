@@ -193,6 +193,13 @@ def test_the_other_set_is_drawn(given: str, streamed: bool) -> None:
 # Forms of data -------------------------------------------------------------------------------
 
 
+def refilled(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches in the memory of the one before."""
+    inputs, targets = torch.empty_like(x[:11]), torch.empty_like(y[:11])
+    for some, their in zip(x.split(11), y.split(11), strict=True):
+        yield inputs[: len(some)].copy_(some), targets[: len(some)].copy_(their)
+
+
 def in_form(name: str, x: Tensor, y: Tensor) -> Any:
     forms: dict[str, Any] = {
         "tensors": lambda: (x, y),
@@ -206,6 +213,7 @@ def in_form(name: str, x: Tensor, y: Tensor) -> Any:
         ),
         "list": lambda: list(zip(x.split([1, 2, 30, 7]), y.split([1, 2, 30, 7]), strict=True)),
         "generator": lambda: (pair for pair in zip(x.split(11), y.split(11), strict=True)),
+        "generator, refilled": lambda: refilled(x, y),
     }
     return forms[name]()
 
@@ -219,6 +227,7 @@ FORMS = [
     "loader, own sampler",
     "list",
     "generator",
+    "generator, refilled",
 ]
 
 

@@ -5,18 +5,21 @@ is known without any further work: the next step finds the loss on A. Small sets
 early in training what they say of a step holds for all the data; when less than half of it does,
 they are doubled. (Byrd, Chin, Nocedal and Wu 2012 grow sets by the variance of gradients.)
 
-The memory of that is four numbers in a parameter group, where checkpoints have them. Losses on
-other data than those of the step before say nothing of it, and are not compared. What is not in
-memory may be other data each time, and larger than memory, so there the sets do not grow.
+The memory of that is five numbers in a parameter group, where checkpoints have them. Losses on
+other data than those of the step before say nothing of it, and are not compared. Data are known
+again by their numbers and not by their tensors, so that a resumed run knows them, too. What is not
+in memory may be other data each time, and larger than memory, so there the sets do not grow.
 """
 
+import hashlib
 import math
 import weakref
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from krylov_descent.batches import InMemory, Samples, tensors_in
+from krylov_descent.batches import Batch, InMemory, Samples, tensors_in
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.subsets import LEAST_FIXED, LEAST_GROWING
@@ -30,9 +33,12 @@ MOST_DOUBLINGS = 40
 # Parameters times samples: so many samples take a product on a CPU as long as what does not depend
 # on them (`product_by_samples` in results/trials/small_sets.json). On a GPU it is many more.
 CPU_WORK = 25_000_000
+# By so many samples, or up to twice as many, data are known again.
+FINGERPRINT_SAMPLES = 16
 
 DOUBLINGS, EXPECTED, PROMISED = "set_doublings", "set_expected", "set_promised"
 SAME_DATA = "set_same_data"  # whether the last step had the data of the one before
+FINGERPRINT = "set_fingerprint"  # of the data of the last step; NaN where there is none
 
 
 def least_samples(parameters: FlatParameters) -> int:
@@ -48,6 +54,18 @@ def begin(group: dict[str, Any]) -> None:
     group.setdefault(EXPECTED, math.nan)
     group.setdefault(PROMISED, 0.0)
     group.setdefault(SAME_DATA, True)
+    group.setdefault(FINGERPRINT, math.nan)
+
+
+def same_data(group: dict[str, Any], fingerprint: float) -> bool:
+    """Whether data with this fingerprint are those of the step before.
+
+    Where that is not known, at the first step and after a state that is older than fingerprints,
+    it is as at the step before.
+    """
+    if math.isnan(group[FINGERPRINT]):
+        return bool(group[SAME_DATA]) and not math.isnan(fingerprint)
+    return bool(fingerprint == group[FINGERPRINT])
 
 
 def learn(group: dict[str, Any], result: StepResult) -> None:
@@ -74,27 +92,40 @@ def learn(group: dict[str, Any], result: StepResult) -> None:
 
 
 class LastData:
-    """What data the last step had, without holding on to them."""
+    """The fingerprint of the data that the last step had, without holding on to them."""
 
     def __init__(self) -> None:
-        self._marks: list[_Mark] | None = None
+        self._marks: list[_Mark] = []
+        self._fingerprint = math.nan
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_marks": None}  # a copy will see other tensors
+        return vars(LastData())  # a copy will see other tensors
 
-    def same_as_before(self, samples: Samples) -> bool | None:
-        """Whether these are the data of the step before; None where there was none.
+    def fingerprint(self, samples: Samples) -> float:
+        """Of these data; NaN, which equals nothing, for what is not in memory.
 
-        They are if their tensors are the same objects, or the same views of them, and have not
-        been written to.
+        It is not taken again, for which a GPU is waited for, if their tensors are the same
+        objects, or the same views of them, and have not been written to.
         """
         if not isinstance(samples, InMemory):
-            return False
+            return math.nan
         tensors = tensors_in((samples.batch.inputs, samples.batch.targets))
-        before, self._marks = self._marks, [_Mark(tensor) for tensor in tensors]
-        if before is None:
-            return None
-        return len(before) == len(tensors) and all(map(_Mark.fits, before, tensors))
+        known = len(self._marks) == len(tensors) and all(map(_Mark.fits, self._marks, tensors))
+        if not known:
+            self._marks = [_Mark(tensor) for tensor in tensors]
+            self._fingerprint = _fingerprint(samples.batch)
+        return self._fingerprint
+
+
+def _fingerprint(batch: Batch) -> float:
+    """A whole number that float64 holds, from the bits of a few samples from all over."""
+    every = max(1, batch.size // FINGERPRINT_SAMPLES)
+    few = batch.select(torch.arange(0, batch.size, every))
+    found = hashlib.sha256(str(batch.size).encode())
+    for tensor in tensors_in((few.inputs, few.targets)):
+        found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return float(int.from_bytes(found.digest()[:6]))
 
 
 class _Mark:
@@ -113,5 +144,6 @@ def _owner(tensor: Tensor) -> Tensor:
 
 
 def _part(tensor: Tensor) -> tuple[Any, ...]:
-    version = 0 if tensor.is_inference() else tensor._version
+    # Writes to an inference tensor are not counted: it is never known to be as it was.
+    version = object() if tensor.is_inference() else tensor._version
     return tensor.shape, tensor.stride(), tensor.storage_offset(), version

@@ -68,10 +68,10 @@ class KSD(DataOptimizer):
         preconditioner: "fisher-diagonal", "kronecker" (see `KroneckerFactors`; after 20 steps with
             the diagonal), "identity", or an object with the `Preconditioner` protocol.
         subset_size: size of B and C: "fixed" (N/K, at least 1,000), "auto" (the same, but where all
-            steps have the same tensors it begins with less for large models on a CPU, down to 250,
-            and is doubled when less than half of a step's worth on C is seen on A), "paper" (N/K),
-            a number of samples, a fraction of them, or a pair of these for B and C. The first two
-            are all samples where two disjoint sets of that size do not fit.
+            steps have the same data in memory it begins with less for large models on a CPU, down
+            to 250, and is doubled when less than half of a step's worth on C is seen on A), "paper"
+            (N/K), a number of samples, a fraction of them, or a pair of these for B and C. The
+            first two are all samples where two disjoint sets of that size do not fit.
         previous_steps: m, how many of the last steps join the subspace. The paper has 1; more of
             them let the deviations of single steps, each for its own C, cancel.
         bfgs_iterations: the most iterations of the search.
@@ -260,10 +260,11 @@ class KSD(DataOptimizer):
         """Note whether the step has the data of the step before, and draws its sets from them."""
         group = self.param_groups[0]
         growing_sets.begin(group)  # a state that was loaded may be from sets that did not grow
-        same = self._last_data.same_as_before(self._samples(data))
-        if same is None:  # the first step, or the first since the state was loaded
-            same = group[growing_sets.SAME_DATA]
-        group[growing_sets.SAME_DATA] = bool(self.objective.ranks.agreed_number(same and drawn))
+        agreed_number = self.objective.ranks.agreed_number
+        fingerprint = self._last_data.fingerprint(self._samples(data))
+        same = drawn and growing_sets.same_data(group, fingerprint)
+        group[growing_sets.SAME_DATA] = bool(agreed_number(same))
+        group[growing_sets.FINGERPRINT] = agreed_number(fingerprint)
 
     @property
     def _sizes(self) -> SubsetSizes:
