@@ -108,6 +108,9 @@ def test_beta_by_hand() -> None:
     # d_prevᵀy = 0: not defined.
     flat = Memory(vector(1, 1), vector(3, 0), -1.0, 1)
     assert conjugacy("hestenes-stiefel", vector(1, 2), flat) == 0.0
+    # ‖g_prev‖² underflows: nor is it there.
+    tiny = Memory(vector(1, 1), vector(1e-200, 0), -1.0, 1)
+    assert conjugacy("polak-ribiere", vector(1, 2), tiny) == 0.0
 
 
 def test_the_first_step_has_length_one_and_later_ones_promise_as_much() -> None:
@@ -165,6 +168,9 @@ def test_a_zero_gradient_ends_it() -> None:
     assert found.reason is StopReason.ZERO_GRADIENT
     assert found.iterations == found.evaluations == 0
     assert torch.equal(found.point, minimum)
+    # One whose square is zero is as good as zero: no line search can begin with its slope.
+    tiny = torch.full_like(minimum, 1e-200)
+    assert minimize_nonlinear_cg(function, minimum, (0.0, tiny)).reason is StopReason.ZERO_GRADIENT
 
 
 def test_a_wrong_gradient_ends_it_without_a_move() -> None:

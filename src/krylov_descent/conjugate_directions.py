@@ -94,10 +94,11 @@ def minimize_nonlinear_cg(
     iterations = evaluations = 0
     reason = StopReason.ITERATION_LIMIT
     while iterations < max_iterations:
-        if not gradient.any():
+        steepest = -agreed(float(gradient @ gradient))
+        if steepest == 0:  # also where the square of a tiny gradient underflows
             reason = StopReason.ZERO_GRADIENT
             break
-        direction, slope, conjugate = _next_direction(formula, gradient, memory, agreed)
+        direction, slope, conjugate = _next_direction(formula, gradient, steepest, memory, agreed)
         search = wolfe_search(
             _along(function, point, direction, agreed),
             Trial(0.0, value, slope, gradient),
@@ -132,9 +133,12 @@ def conjugacy(formula: Formula, gradient: Tensor, memory: Memory, agreed: Agreed
     change = gradient - memory.gradient
     numerator = agreed(float(gradient @ change))
     if formula == "polak-ribiere":
-        return max(0.0, numerator / agreed(float(memory.gradient @ memory.gradient)))
-    denominator = agreed(float(memory.direction @ change))
-    # The Wolfe conditions make it positive; after a change of the data they say nothing.
+        numerator = max(0.0, numerator)
+        denominator = agreed(float(memory.gradient @ memory.gradient))
+    else:
+        denominator = agreed(float(memory.direction @ change))
+    # A square may underflow to 0. The Wolfe conditions make the other one positive; after a change
+    # of the data they say nothing.
     return numerator / denominator if denominator > 0 else 0.0
 
 
@@ -147,10 +151,12 @@ def first_step(
 
 
 def _next_direction(
-    formula: Formula, gradient: Tensor, memory: Memory | None, agreed: Agreed
+    formula: Formula, gradient: Tensor, steepest: float, memory: Memory | None, agreed: Agreed
 ) -> tuple[Tensor, float, bool]:
-    """d [n], its slope, and whether it is a conjugate direction or a restart."""
-    steepest = -agreed(float(gradient @ gradient))
+    """d [n], its slope, and whether it is a conjugate direction or a restart.
+
+    `steepest` is the slope along -g.
+    """
     if memory is not None and memory.count > 0:
         beta = conjugacy(formula, gradient, memory, agreed)
         if beta != 0:

@@ -93,6 +93,79 @@ def test_without_a_decrease_nothing_changes_and_the_history_is_forgotten() -> No
     assert not broken.state
 
 
+def trained(model: nn.Module, loss: Any = None) -> LBFGS:
+    optimizer = LBFGS(model, loss or nn.CrossEntropyLoss(), iterations=4)
+    for _ in range(3):
+        assert optimizer.step(classes()).status is Status.MOVED
+    return optimizer
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_frozen_parameters_stay_and_the_others_begin_anew(layer: int) -> None:
+    model = net()
+    optimizer = trained(model)
+    model[layer].requires_grad_(False)
+    frozen = parameters_of(model[layer])
+    twin = copy.deepcopy(model)
+    fresh = LBFGS(twin, nn.CrossEntropyLoss(), iterations=4)
+    for _ in range(3):
+        result, expected = optimizer.step(classes()), fresh.step(classes())
+        assert result.status is Status.MOVED
+        assert (result.loss_after, result.iterations) == (expected.loss_after, expected.iterations)
+    assert torch.equal(parameters_of(model[layer]), frozen)
+    model[layer].requires_grad_(True)
+    assert optimizer.step(classes()).status is Status.MOVED
+    assert not torch.equal(parameters_of(model[layer]), frozen)
+
+
+def test_a_history_of_other_tensors_of_the_same_size_is_forgotten() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    model[0].requires_grad_(False)
+    optimizer = trained(model)
+    model[2].requires_grad_(False)
+    model[0].requires_grad_(True)
+    fresh = LBFGS(copy.deepcopy(model), nn.CrossEntropyLoss(), iterations=4)
+    assert optimizer.step(classes()).loss_after == fresh.step(classes()).loss_after
+
+
+def test_an_error_on_the_way_leaves_frozen_parameters_alone() -> None:
+    model = net()
+    before: Tensor | None = None
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        if before is not None and not torch.equal(parameters_of(model), before):
+            raise ArithmeticError
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    optimizer = trained(model, loss)
+    model[0].requires_grad_(False)
+    before = parameters_of(model)
+    with pytest.raises(ArithmeticError):
+        optimizer.step(classes())
+    assert torch.equal(parameters_of(model), before)
+
+
+@pytest.mark.parametrize("bias", [True, False])  # without it the history has a parameter's shape
+def test_the_model_may_change_its_precision_between_steps(bias: bool) -> None:
+    class Line(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4))
+            self.bias = nn.Parameter(torch.zeros(1)) if bias else 0.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.weight + self.bias).tanh()
+
+    model, (inputs, labels) = Line(), classes()
+    optimizer = LBFGS(model, nn.MSELoss(), iterations=2)
+    losses = []
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        model.to(dtype)
+        data = inputs.to(dtype), labels.to(dtype)
+        losses += [optimizer.step(data).loss_after for _ in range(2)]
+    assert losses == sorted(losses, reverse=True)
+
+
 @pytest.mark.parametrize(
     ("option", "value"), [("iterations", 0), ("history", 0), ("lr", -1.0), ("weight_decay", -1.0)]
 )

@@ -130,6 +130,31 @@ def test_without_a_decrease_nothing_changes_and_the_memory_is_dropped() -> None:
     assert optimizer._memory() is None
 
 
+@pytest.mark.parametrize("formula", FORMULAS)
+@pytest.mark.parametrize("scale", [10.0**-k for k in range(18, 24)])
+def test_squares_of_gradients_may_underflow(formula: Any, scale: float) -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return scale * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    model = net()
+    optimizer = NonlinearCG(model, loss, formula=formula)
+    for _ in range(5):
+        before = parameters_of(model)
+        result = optimizer.step(classes())
+        assert result.status in (Status.MOVED, Status.STATIONARY)
+        assert result.status.moved is not torch.equal(parameters_of(model), before)
+
+
+def test_a_norm_whose_square_is_zero_is_a_stationary_point() -> None:
+    # The norm of a single number is that number, also where its square is zero.
+    model = nn.Linear(1, 1, bias=False)
+    result = NonlinearCG(model, lambda outputs, _: 1e-30 * outputs[:, 0]).step(
+        (torch.ones(8, 1), torch.zeros(8))
+    )
+    assert result.gradient_norm > 0
+    assert result.status is Status.STATIONARY
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [

@@ -7,6 +7,7 @@ shape and lives in `state`; counters live in `param_groups[0]`, since checkpoint
 nothing else in `state` and cast what is there to the parameter's dtype.
 """
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -103,6 +104,11 @@ class DataOptimizer(torch.optim.Optimizer):
             if name != "step" and not name.startswith("_optimizer_")
         }
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch has it, but steps leave it alone: they put new tensors into the state."""
+        found = super().state_dict()
+        return found | {"state": {key: copy.copy(kept) for key, kept in found["state"].items()}}
+
     @property
     def steps(self) -> int:
         """How many steps were made so far, refused ones included."""
@@ -125,6 +131,11 @@ class DataOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__} does not work with GradScaler: it computes its own "
                 "gradients and needs no loss scaling. Call optimizer.step(data), and use "
                 "torch.autocast with bfloat16 where a low-precision forward pass is wanted"
+            )
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                f"{type(self).__name__} needs gradients, which torch.inference_mode() rules out: "
+                "call optimizer.step outside of it, or use torch.no_grad() in its place"
             )
         is_data = isinstance(data, Dataset | DataLoader) or not callable(data)
         if closure is not None or not is_data:
@@ -225,18 +236,20 @@ class DataOptimizer(torch.optim.Optimizer):
     def _push_vector(self, keys: Sequence[str], vector: Tensor) -> None:
         """Keep a flat vector by the first key; what was there goes on to the next one, and so on.
 
-        The last one's is overwritten. All keys are there afterwards: checkpoint tools want to know
-        them from the first step on.
+        The last one's is dropped, not written into: a state that was handed out or loaded may
+        share it. All keys are there afterwards: checkpoint tools want to know them from the first
+        step on.
         """
         self._zero_state(*keys)
         parameters = self.objective.parameters
-        for state in (self.state[p] for p in parameters.tensors):
-            oldest = state[keys[-1]]
+        states = [self.state[p] for p in parameters.tensors]
+        for state in states:
             for older, newer in pairwise(reversed(keys)):
                 state[older] = state[newer]
-            state[keys[0]] = oldest
-        newest = [self.state[p][keys[0]] for p in parameters.tensors]
+        newest = [torch.empty_like(p) for p in parameters.tensors]
         torch._foreach_copy_(newest, parameters.pieces(vector))
+        for state, piece in zip(states, newest, strict=True):
+            state[keys[0]] = piece
 
     def _zero_state(self, *keys: str) -> None:
         for group in self.param_groups:

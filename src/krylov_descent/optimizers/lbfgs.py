@@ -1,5 +1,6 @@
 """Torch's L-BFGS behind the same `step(data)`."""
 
+import copy
 import math
 from typing import Any, overload
 
@@ -14,6 +15,8 @@ from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.sums import Evaluation
+
+TRAINED = "trained"
 
 
 class LBFGS(DataOptimizer):
@@ -90,7 +93,8 @@ class LBFGS(DataOptimizer):
             What the step did. None for a call without data.
 
         The parameters change only if the objective went down; otherwise, and after any error,
-        they are bit for bit as before, and the history is forgotten.
+        they are bit for bit as before, and the history is forgotten. So it is where parameters
+        were frozen or thawed since the last step, or have another dtype or device.
         """
         if not self._wants_to_step(data, closure):
             return None
@@ -100,6 +104,23 @@ class LBFGS(DataOptimizer):
 
     def _create_state(self) -> None:
         """Nothing: torch's L-BFGS makes its state as it goes."""
+
+    def _let_state_follow(self) -> None:
+        """Forget a history that is of other tensors, or of these in another dtype or place."""
+        parameters = self.objective.parameters
+        state = self.state.get(parameters.tensors[0], {})
+        last = state.get("prev_flat_grad")
+        if (
+            last is None
+            or (last.dtype, last.device) != (parameters.dtype, parameters.device)
+            or state.get(TRAINED) != self._trained
+        ):
+            self.state.clear()
+
+    @property
+    def _trained(self) -> list[bool]:
+        """Of each parameter, whether it is trained just now."""
+        return [p.requires_grad for group in self.param_groups for p in group["params"]]
 
     def _search(self, data: Samples) -> StepResult:
         account, objective = Account(), self.objective
@@ -142,13 +163,16 @@ class LBFGS(DataOptimizer):
         return account.moved("the iterations of this step are made", loss_after=after)
 
     def _torchs(self, rate: float) -> torch.optim.LBFGS:
-        """Torch's optimiser over our state.
+        """Torch's optimiser over our state, of which it gets a copy of all that it writes into.
 
         It takes one group of parameters only; ours may differ in weight decay, which is the
-        objective's affair.
+        objective's affair. And it moves all that it is given, so frozen ones are left out.
         """
+        tensors = self.objective.parameters.tensors
+        state = {key: _copied(kept) for key, kept in self.state.get(tensors[0], {}).items()}
+        self.state[tensors[0]] = state | {TRAINED: self._trained}
         optimizer = torch.optim.LBFGS(
-            [p for group in self.param_groups for p in group["params"]],
+            tensors,
             lr=rate,
             max_iter=self.iterations,
             history_size=self.history,
@@ -161,6 +185,11 @@ class LBFGS(DataOptimizer):
     def _iterations_made(self) -> int:
         """By all steps so far, as torch counts them."""
         return sum(int(state.get("n_iter", 0)) for state in self.state.values())
+
+
+def _copied(kept: Any) -> Any:
+    """An entry of torch's state. Vectors in a list are not copied: torch never writes into them."""
+    return kept.clone() if isinstance(kept, Tensor) else copy.copy(kept)
 
 
 class _Evaluations:

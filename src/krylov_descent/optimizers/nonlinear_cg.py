@@ -181,14 +181,16 @@ class _Step:
             return account.refused(
                 Status.NOT_FINITE, f"the loss is {start.value} and its gradient's norm {norm}"
             )
-        if norm == 0:
+        # The slope along -g, by which the search goes, may underflow where the norm does not.
+        slope = -self.ranks.agreed_number(float(start.gradient @ start.gradient))
+        if norm == 0 or slope == 0:
             return account.refused(Status.STATIONARY)
 
         self.ranks.enter("search")
         theta = parameters.copy()
         after = None
         try:
-            found = self.search(theta, start)
+            found = self.search(theta, start, slope)
             if found.value < start.value:
                 after = self.take(theta, found, start)
         finally:
@@ -199,11 +201,11 @@ class _Step:
             return account.refused(Status.NO_DECREASE)
         return account.moved(str(found.reason), loss_after=after)
 
-    def search(self, theta: Tensor, start: Evaluation) -> NonlinearCGResult:
-        """The iterations, from θ."""
+    def search(self, theta: Tensor, start: Evaluation, slope: float) -> NonlinearCGResult:
+        """The iterations from θ, given the slope along -g there."""
         optimizer = self.optimizer
         memory = optimizer._memory()
-        noise = self.noise(theta, start, memory)
+        noise = self.noise(theta, start, slope, memory)
         found = minimize_nonlinear_cg(
             self.value_and_gradient,
             theta,
@@ -244,7 +246,7 @@ class _Step:
         self.account.count(found.samples)
         return found.value, found.gradient
 
-    def noise(self, theta: Tensor, start: Evaluation, memory: Memory | None) -> float:
+    def noise(self, theta: Tensor, start: Evaluation, slope: float, memory: Memory | None) -> float:
         """Standard deviation of the rounding error of a value; four forward passes.
 
         As in KSD's subspace, from values a little apart along the gradient; see there for the
@@ -252,7 +254,6 @@ class _Step:
         """
         epsilon = self.objective.epsilon()
         agreed = self.ranks.agreed_number
-        slope = -agreed(float(start.gradient @ start.gradient))
         spacing = 0.1 * epsilon ** (1 / 3) * first_step(slope, start.gradient, memory, agreed)
         rows = []
         for k in range(NOISE_POINTS):
