@@ -1,7 +1,10 @@
 """Arguments of the wrong kind, refused by name before they fail somewhere deep."""
 
-from numbers import Integral
+import math
+from numbers import Integral, Real
 from typing import Any
+
+from torch import Tensor
 
 
 def check_counts(**given: Any) -> None:
@@ -17,6 +20,14 @@ def check_whole(**given: Any) -> None:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError(f"`{name}` must be a whole number, found {value!r}")
+
+
+def check_not_negative(**given: Any) -> None:
+    """Each must be a finite number of 0 or more, or a tensor with one."""
+    for name, value in given.items():
+        is_number = isinstance(value, Real | Tensor) and not isinstance(value, bool)
+        if not is_number or not 0 <= float(value) < math.inf:
+            raise ValueError(f"`{name}` must be a number of 0 or more, found {value!r}")
 
 
 def check_flags(**given: Any) -> None:

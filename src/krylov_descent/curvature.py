@@ -205,13 +205,18 @@ class CurvatureProduct:
             self.objective.parameters.add_decay(result, vector)
         return result
 
+    def _fall_back(self, problem: RuntimeError, batch: Batch) -> None:
+        with self.objective.value_mode():  # what fails here, too, is no matter of derivatives
+            self.objective.network.sample_losses(batch.rows(0, 1))
+        self._curvature.fall_back(problem)
+
     def _own_product(self, vector: Tensor) -> Tensor:
         try:
             return self._sum(vector)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, NotImplementedError) as problem:
-            self._curvature.fall_back(problem)
+            self._fall_back(problem, self._batches[0])
             self._kept_products, self.kept, self._recorded = [], False, None
             return self._own_product(vector)
 
@@ -260,7 +265,7 @@ class CurvatureProduct:
         except (CurvatureError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, NotImplementedError) as problem:
-            curvature.fall_back(problem)
+            self._fall_back(problem, batches[0])
             return self._fit(batches, samples)
         if not curvature.keeps_graphs:
             return batches, False

@@ -133,9 +133,15 @@ def _gradients(losses: Tensor, parameters: list[Tensor]) -> Sequence[Tensor | No
     """Of the sum; None for what it does not depend on."""
     if not losses.requires_grad:
         return [None] * len(parameters)
-    return torch.autograd.grad(
+    found: tuple[Tensor | None, ...] = torch.autograd.grad(
         losses, parameters, torch.ones_like(losses), retain_graph=True, allow_unused=True
     )
+    if any(g is not None and g.is_sparse for g in found):
+        raise LossContractError(
+            "the model has sparse gradients, which have no curvature products: make its embeddings "
+            "with sparse=False"
+        )
+    return found
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""What holds for every optimiser: states that steps leave alone, and no steps in inference mode."""
+"""What holds for every optimiser: states, groups and modes that steps leave alone or refuse."""
 
 import copy
+import math
 from functools import partial
 from typing import Any
 
@@ -64,3 +65,44 @@ def test_inference_mode_is_refused_by_name(make: Any, data: Any) -> None:
     assert torch.equal(parameters_of(model), before)
     assert (optimizer.steps, len(optimizer.state)) == (0, 0)
     assert optimizer.step(classes()).status is Status.MOVED
+
+
+@pytest.mark.parametrize("make", [*SECOND_ORDER, FirstOrder])
+@pytest.mark.parametrize("key", ["lr", "weight_decay"])
+@pytest.mark.parametrize("value", [-5.0, math.nan, math.inf, None, "x"])
+def test_groups_are_checked_at_each_step(make: Any, key: str, value: Any) -> None:
+    """They may be written to by hand, by a scheduler or by a state that is loaded."""
+    optimizer = trained(make)
+    model = optimizer.objective.network.model
+    before, right = parameters_of(model), optimizer.param_groups[0][key]
+    optimizer.param_groups[0][key] = value
+    with pytest.raises(ValueError, match=f"`{key}` must be a number of 0 or more"):
+        optimizer.step(classes())
+    assert torch.equal(parameters_of(model), before)
+    optimizer.param_groups[0][key] = right
+    assert optimizer.step(classes()).status is Status.MOVED
+
+
+@pytest.mark.parametrize("make", [*SECOND_ORDER, FirstOrder])
+def test_the_state_of_another_kind_of_optimiser_is_refused(make: Any) -> None:
+    optimizer = trained(make)
+    steps, other = optimizer.steps, torch.optim.Adam(net().parameters())
+    with pytest.raises(ValueError, match=r"`state_dict` is not.*'seed' and no 'steps'"):
+        optimizer.load_state_dict(other.state_dict())
+    assert optimizer.steps == steps
+    assert optimizer.step(classes()).status is Status.MOVED
+
+
+@pytest.mark.parametrize("make", SECOND_ORDER[:4])
+def test_the_state_of_another_model_is_told(make: Any) -> None:
+    wider = nn.Sequential(nn.Linear(2, 7), nn.Tanh(), nn.Linear(7, 3))
+    narrower = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3))
+    data = torch.randn(30, 2), torch.randint(3, (30,))
+    first, second = (make(model, nn.CrossEntropyLoss()) for model in (wider, narrower))
+    for _ in range(2):
+        first.step(data)
+    second.load_state_dict(first.state_dict())
+    before = parameters_of(narrower)
+    with pytest.raises(RuntimeError, match=r"state is of another model: `\w+` of 0.weight has"):
+        second.step(data)
+    assert torch.equal(parameters_of(narrower), before)

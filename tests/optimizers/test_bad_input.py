@@ -210,3 +210,22 @@ def test_a_forward_pass_that_returns_nothing() -> None:
     optimizer = KSD(network(), nn.MSELoss(), forward=lambda model, x: None)
     with unchanged(optimizer), pytest.raises(TypeError, match="returned None"):
         optimizer.step(samples())
+
+
+def test_sparse_gradients_are_refused() -> None:
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(), nn.Linear(6, 2))
+    optimizer = KSD(model, nn.MSELoss())
+    with pytest.raises(ValueError, match="sparse=False"):
+        optimizer.step((torch.randint(5, (20, 2)), torch.randn(20, 2)))
+
+
+def test_a_set_for_the_curvature_that_the_model_cannot_take() -> None:
+    x, y = samples()
+    # Told as the model tells it, and not as a missing derivative.
+    rejects((x, y), RuntimeError, "shapes cannot be multiplied", curvature_data=(x[:, :2], y))
+
+
+@pytest.mark.parametrize("epsilon", ["1e-4", None, 0, 1.0])
+def test_an_epsilon_that_is_none(epsilon: Any) -> None:
+    with pytest.raises(ValueError, match="`epsilon` must"):
+        KSD(network(), nn.MSELoss(), epsilon=epsilon)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from krylov_descent.arguments import check_whole
+from krylov_descent.arguments import check_not_negative, check_whole
 from krylov_descent.batches import Samples, Unusable, as_samples
 from krylov_descent.likeness import check_alike
 from krylov_descent.losses import Loss
@@ -73,8 +73,7 @@ class DataOptimizer(torch.optim.Optimizer):
             raise ValueError("`model` has no parameters: there is nothing to train")
         check_whole(seed=seed)
         super().__init__(given, defaults)
-        for group in self.param_groups:
-            _check_not_negative(group, "lr", "weight_decay")
+        self._check_groups()
         self.objective = Objective(
             model,
             loss,
@@ -103,6 +102,18 @@ class DataOptimizer(torch.optim.Optimizer):
             for name, value in vars(self).items()
             if name != "step" and not name.startswith("_optimizer_")
         }
+
+    def _check_groups(self) -> None:
+        """Refuse what no step can work with; groups may be written to, and loaded, at any time."""
+        for group in self.param_groups:
+            for key in ("lr", "weight_decay"):
+                # A torch optimiser behind an adapter may not have the key at all.
+                check_not_negative(**{key: group.get(key, 0.0)})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch has it; refuses the state of another kind of optimiser, and stays as it was."""
+        check_counters(state_dict)
+        super().load_state_dict(state_dict)
 
     def state_dict(self) -> dict[str, Any]:
         """As torch has it, but steps leave it alone: they put new tensors into the state."""
@@ -167,6 +178,7 @@ class DataOptimizer(torch.optim.Optimizer):
         ranks = self.objective.ranks
         self.check_group()
         with ranks.own_work():
+            self._check_groups()
             self.objective.refresh(self.param_groups)
             self._let_state_follow()
         if ranks.together:
@@ -220,6 +232,13 @@ class DataOptimizer(torch.optim.Optimizer):
         """Per-parameter state as one flat vector; zeros where there is none."""
         parameters = self.objective.parameters
         pieces = [self.state[p].get(key) if p in self.state else None for p in parameters.tensors]
+        names = self.objective.network.names
+        for name, p, piece in zip(names, parameters.tensors, pieces, strict=True):
+            if piece is not None and piece.shape != p.shape:
+                raise RuntimeError(
+                    f"the state is of another model: `{key}` of {name} has shape "
+                    f"{tuple(piece.shape)}, the parameter {tuple(p.shape)}"
+                )
         return parameters.flatten(pieces)
 
     def _get_vector(self, key: str) -> Tensor | None:
@@ -327,9 +346,12 @@ class Stopwatch:
         self._last = now
 
 
-def _check_not_negative(group: dict[str, Any], *keys: str) -> None:
-    for key in keys:
-        # A torch optimiser behind an adapter may not have the key at all.
-        value = group.get(key, 0.0)
-        if isinstance(value, str) or not float(value) >= 0:
-            raise ValueError(f"`{key}` must be a number of 0 or more, found {value!r}")
+def check_counters(state_dict: dict[str, Any]) -> None:
+    """Refuse a state that none of these optimisers wrote."""
+    group = (state_dict.get("param_groups") or [{}])[0]
+    missing = [name for name in ("seed", "steps") if name not in group]
+    if missing:
+        raise ValueError(
+            f"`state_dict` is not that of an optimiser of this kind: its first parameter group has "
+            f"no {' and no '.join(map(repr, missing))}"
+        )

@@ -19,7 +19,7 @@ from krylov_descent.batches import Batch, InMemory, Samples, as_samples, tensors
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, require_graph
 from krylov_descent.optimizers.account import Account
-from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.base import DataOptimizer, check_counters
 from krylov_descent.optimizers.result import Status, StepResult
 
 Schedule = Literal["constant", "linear"]
@@ -149,6 +149,7 @@ class FirstOrder(DataOptimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from such a state."""
+        check_counters(state_dict)
         self.inner.load_state_dict(state_dict)
         self._share()
 

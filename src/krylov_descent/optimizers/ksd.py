@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.arguments import check_counts, check_flags
+from krylov_descent.arguments import check_counts, check_flags, check_not_negative
 from krylov_descent.basis import Storage
 from krylov_descent.batches import InMemory, Nothing, Samples
 from krylov_descent.bfgs import BFGSResult, Vector, minimize_bfgs
@@ -173,6 +173,7 @@ class KSD(DataOptimizer):
             dimension=dimension, previous_steps=previous_steps, bfgs_iterations=bfgs_iterations
         )
         check_flags(tf32=tf32)
+        check_not_negative(epsilon=epsilon)
         if not 0 < epsilon < 1:
             raise ValueError(f"`epsilon` must lie between 0 and 1, found {epsilon}")
         super().__init__(
