@@ -10,7 +10,7 @@ from krylov_descent.cli import COMMANDS, listing
 from krylov_descent.cli.options import pairs
 from krylov_descent.laboratory.contenders import CONTENDERS
 from krylov_descent.laboratory.problems import PROBLEMS
-from krylov_descent.laboratory.sources import SOURCES, FileStatus
+from krylov_descent.laboratory.sources import FOLDER_VARIABLE, SOURCES, FileStatus
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
 from tests.cli.asking import ADAM, TINY, Ksd, fits
 
@@ -87,11 +87,11 @@ def test_an_optimiser_shows_its_options(ksd: Ksd) -> None:
     assert re.search(r"\n  alpha +0.99 +smoothing constant", answer.out)
 
 
-def test_data_files_are_listed(ksd: Ksd, tmp_path: Path) -> None:
-    answer = ksd("data", "list", "--data", str(tmp_path))
+def test_data_files_are_listed(ksd: Ksd) -> None:
+    answer = ksd("data", "list", "--data", "here")
     assert answer.code == 0
-    assert f"Data folder: {tmp_path}\n" in answer.out
-    assert fits(answer.out.partition("\n")[2])
+    assert "Data folder: here\n" in answer.out
+    assert fits(answer.out)
     for name in SOURCES:
         assert f"  {name} " in answer.out
     assert "ksd data fetch" in answer.out
@@ -126,6 +126,30 @@ def test_damaged_data_fail_the_verification(ksd: Ksd, tmp_path: Path) -> None:
     assert re.search(r"t10k-labels-idx1-ubyte.gz +DAMAGED +1", answer.out)
     answer = ksd("train", "mnist-classifier", "--data", str(tmp_path), "--problem-set", "size=x")
     assert "`size` must be 'small'" in answer.sentence
+
+
+def test_data_that_are_named_and_missing_fail_the_verification(ksd: Ksd, tmp_path: Path) -> None:
+    answer = ksd("data", "verify", "mnist", "--data", str(tmp_path))
+    assert answer.code == 1
+    assert answer.out.count(" missing ") == 4
+    assert "if one that was named is missing" in " ".join(
+        ksd("data", "verify", "--help").out.split()
+    )
+
+
+def test_the_hints_to_fetch_data_name_the_folder_that_was_given(
+    ksd: Ksd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, "elsewhere")
+    assert "Get what is missing: ksd data fetch --data 'my data'\n" in (
+        ksd("data", "list", "--data", "my data").out
+    )
+    assert "Get what is missing: ksd data fetch\n" in ksd("data", "list").out
+    images = Path("my data/mnist/train-images-idx3-ubyte.gz")
+    images.parent.mkdir(parents=True)
+    images.write_bytes(b"x")
+    refused = ksd("train", "mnist-classifier", "--data", "my data").sentence
+    assert "`ksd data fetch mnist/train-images-idx3-ubyte.gz --data 'my data'`" in refused
 
 
 # Values and errors ----------------------------------------------------------------------------
@@ -192,6 +216,23 @@ def test_wrong_usage_is_exit_code_2(ksd: Ksd, words: list[str], hint: str) -> No
         (["compare", "curves", "--optimizers", "ksd,lbfg"], "did you mean 'lbfgs'?"),
         ([*ADAM, "--set", "beta=1"], "did you mean 'betas'?"),
         ([*ADAM, "--problem-set", "code=6"], "did you mean 'code_size'?"),
+        (
+            [*ADAM, "--problem-set", "code_size=abc"],
+            "`code_size` must be a whole number, found 'abc'",
+        ),
+        ([*ADAM, "--problem-set", "code_size=0"], "`code_size` must be at least 1 unit, found 0"),
+        (
+            [*ADAM, "--problem-set", "train=abc"],
+            "`train` must be a whole number or None, found 'abc'",
+        ),
+        ([*ADAM, "--problem-set", "seed=abc"], "`seed` must be a whole number, found 'abc'"),
+        ([*ADAM, "--problem-set", "seed=-1"], "`seed` must be 0 or more, found -1"),
+        (
+            [*ADAM, "--problem-set", "original=maybe"],
+            "`original` must be True or False, found 'maybe'",
+        ),
+        ([*ADAM, "--set", "lr=abc"], "`lr` must be a number, found 'abc'"),
+        ([*ADAM, "--set", "foreach=3"], "`foreach` must be True, False or None, found 3"),
         ([*ADAM, "--initialization", "spars"], "did you mean 'sparse'?"),
         ([*ADAM, "--dtype", "float99"], "Unknown dtype 'float99'"),
         ([*ADAM, "--device", "cuda:77"], "there is no 'cuda:77' here"),

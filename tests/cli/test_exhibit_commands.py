@@ -39,7 +39,6 @@ def test_a_table_is_made_once_and_shows_the_rows_asked_for(ksd: Ksd) -> None:
     first = ksd("reproduce", "table0", "--rows", "curves", "--quick")
     assert first.code == 0
     base = Path("runs/reproduce-quick")
-    assert f"Results: {base}/table0.json\n" in first.out
     table = first.out[first.out.index("A table") :]
     assert fits(table)
     assert re.search(r"\n  curves +\n", table)
@@ -47,7 +46,10 @@ def test_a_table_is_made_once_and_shows_the_rows_asked_for(ksd: Ksd) -> None:
     assert re.search(r"\n    KSD, paper's settings +[\d.]+ +[\d.]+ +- +", table)
     assert "A table, small forms with 20 s a run" in " ".join(table.split())
     assert "mnist-autoencoder" not in table
-    assert table.endswith("≥/≤: a time limit ended one of the runs; -: both, or different ones\n")
+    assert table.endswith(
+        "≥/≤: a time limit ended one of the runs; -: both, or different ones\n"
+        f"Results: {base}/table0.json\n"
+    )
     summary = json.loads((base / "table0.json").read_text())
     assert [cell["outcome"] and cell["outcome"]["ending"] for cell in summary["cells"]] == [
         "iterations",
@@ -69,6 +71,33 @@ def test_a_table_is_made_once_and_shows_the_rows_asked_for(ksd: Ksd) -> None:
     assert re.search(r"\n  mnist-autoencoder +\n +HF +missing *\n", whole.out)
     refused = ksd(*show, "--rows", "mnist-autoencoder").sentence
     assert "holds no run of table0 --rows mnist-autoencoder yet" in refused
+
+
+@pytest.mark.usefixtures("small_exhibits")
+def test_what_is_shown_is_also_collected_where_that_can_be_written(ksd: Ksd) -> None:
+    base = Path("here")
+    show = ["--quick", "--folder", "here", "--show"]
+    assert ksd("reproduce", "figure0", "--quick", "--folder", "here").code == 0
+    json_file, picture = base / "figure0.json", base / "figure0.png"
+    for path in (json_file, picture):
+        path.unlink()
+    assert ksd("reproduce", "figure0", *show).code == 0
+    assert json_file.exists()
+    assert picture.exists()
+    for path in (json_file, picture):  # in whose place nobody can write, not even root
+        path.unlink()
+        path.mkdir()
+    answer = ksd("reproduce", "figure0", *show)
+    reasons = [f"{path} cannot be written: Is a directory" for path in (json_file, picture)]
+    assert (answer.code, answer.out) == (0, "")
+    assert answer.err == f"Not brought up to date: {'; '.join(reasons)}\n"
+    (base / "table0.json").mkdir()
+    answer = ksd("reproduce", "table0", *show)
+    assert answer.code == 0
+    assert re.search(r"\n    HF +[\d.]+ +[\d.]+ *\n", answer.out)
+    assert answer.err == (
+        f"Not brought up to date: {base}/table0.json cannot be written: Is a directory\n"
+    )
 
 
 @pytest.mark.usefixtures("small_exhibits")

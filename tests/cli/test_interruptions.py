@@ -21,6 +21,7 @@ import torch
 
 from krylov_descent.cli import main
 from krylov_descent.laboratory.record import Row, RunFolder
+from tests.laboratory.example_runs import config, write_run
 from tests.processes import start_ksd
 
 # Small enough for a step to take a fraction of a second, large enough for a kill to hit it.
@@ -334,3 +335,17 @@ def test_no_permission_is_one_sentence(locked: Path, tmp_path: Path, mode: int, 
     assert last == f"ksd: the run folder {folder} cannot be {verb}: Permission denied"
     locked.chmod(0o755)
     assert os.listdir(locked) == []
+
+
+def test_words_in_a_folder_that_cannot_be_written_are_refused_at_once(
+    locked: Path, tmp_path: Path
+) -> None:
+    locked.chmod(0o755)
+    speech = {"name": "speech", "title": "Speech", "options": {}}
+    write_run(locked, config(problem=speech) | {"initialization": "", "device": "", "limits": {}})
+    locked.chmod(0o555)
+    log = tmp_path / "log"
+    before = partial(become_nobody, ["words", str(tmp_path)])
+    assert finish(start_ksd("words", str(locked), log=log, before=before)) == 1
+    last = log.read_text().strip().splitlines()[-1]
+    assert last == f"ksd: the run folder {locked} cannot be written: Permission denied"

@@ -22,7 +22,9 @@ def test_data_are_loaded_for_autoencoders_with_a_checkpoint_only(
     Path("runs/damaged/config.json").write_text("{")
     monkeypatch.setattr(reporting, "load", lambda *_: pytest.fail("data are not needed"))
     answer = ksd("report", "runs")
-    assert (answer.code, answer.err) == (0, "")
+    assert answer.code == 0
+    assert answer.err.startswith("The run in runs/damaged is damaged: its files cannot be read (")
+    assert answer.err.count("\n") == 1
 
 
 def test_forms_of_one_problem_that_fail_alike_are_said_once(ksd: Ksd) -> None:
@@ -35,13 +37,15 @@ def test_forms_of_one_problem_that_fail_alike_are_said_once(ksd: Ksd) -> None:
     assert answer.err.count("No reconstructions for curves: ") == 1
 
 
-def test_a_damaged_record_is_said_on_the_page(ksd: Ksd) -> None:
+def test_a_damaged_record_is_said_on_the_page_and_the_console(ksd: Ksd) -> None:
     assert ksd(*ADAM, "--iterations", "2", "--folder", "run").code == 0
     Path("run/outcome.json").unlink()
     Path("run/metrics.jsonl").write_text("")
     refused = ksd("train", "--resume", "run").sentence
     assert "has 0 whole lines, and the checkpoint at iteration 2 needs 3" in refused
-    assert ksd("report", "run").code == 0
+    answer = ksd("report", "run")
+    assert (answer.code, answer.out) == (0, "Report: report.html\n")
+    assert "The run in run is damaged: metrics.jsonl has 0 of 3 lines\n" in answer.err
     page = Path("report.html").read_text()
     assert "damaged: metrics.jsonl has 0 of 3 lines" in page
     assert "--resume" not in page

@@ -248,6 +248,19 @@ def test_a_comparison_is_made_once_and_filled_up(ksd: Ksd, tmp_path: Path) -> No
     assert 'was started with initialization = "sparse", not "glorot"' in refused.sentence
 
 
+def test_a_comparison_that_one_cannot_take_part_in_is_refused_before_the_first_run(
+    ksd: Ksd,
+) -> None:
+    words = ["compare", "curves", *TINY, "--seconds", "0", "--optimizers"]
+    refused = ksd(*words, "adam,logistic-regression").sentence
+    assert "'logistic-regression' is for classification with one class per sample" in refused
+    assert not Path("runs").exists()
+    base = Path("runs/compare-curves-small-0")
+    assert ksd(*words, "sgd", "--seed", "1", "--folder", str(base)).code == 0
+    assert "sgd was started with seed = 1, not 0" in ksd(*words, "adam,sgd").sentence
+    assert not (base / "adam").exists()
+
+
 def test_a_comparison_goes_on_with_what_was_begun(ksd: Ksd) -> None:
     base = Path("runs/compare-curves-small-0")
     words = ["compare", "curves", *TINY, "--optimizers", "adam", "--seconds", "0.1"]

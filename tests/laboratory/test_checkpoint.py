@@ -60,6 +60,16 @@ def test_a_truncated_checkpoint_is_told(saved: Path, kept: int) -> None:
     assert "start again in another folder" in str(caught.value)
 
 
+@pytest.mark.parametrize("where", [0.1, 0.5, 0.9])
+def test_two_wrong_bytes_are_told(saved: Path, where: float) -> None:
+    content = bytearray(saved.read_bytes())
+    at = int(where * len(content))
+    content[at : at + 2] = bytes(byte ^ 0xFF for byte in content[at : at + 2])
+    saved.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{saved} is damaged"):
+        load_checkpoint(saved, CPU)
+
+
 def test_a_missing_checkpoint_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*x\.pt"):
         load_checkpoint(tmp_path / "x.pt", CPU)

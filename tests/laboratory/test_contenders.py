@@ -109,12 +109,23 @@ def test_an_unknown_option_is_told(name: str, option: str, nearest: str | None) 
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [("ksd", {"dimension": 0}), ("ksd", {"dimension": "many"}), ("adam", {"betas": 3})],
+    ("name", "options", "message"),
+    [
+        ("ksd", {"dimension": 0}, "`dimension` must be at least 1"),
+        ("ksd", {"dimension": "many"}, "`dimension` must be a whole number, found 'many'"),
+        ("ksd", {"micro_batch": 1.5}, "`micro_batch` must be a whole number or None, found 1.5"),
+        ("adam", {"lr": "fast"}, "`lr` must be a number, found 'fast'"),
+        ("adam", {"clip_norm": True}, "`clip_norm` must be a number or None, found True"),
+        ("adam", {"betas": 3}, "betas"),
+    ],
 )
-def test_a_wrong_value_is_a_value_error(name: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"dimension|betas"):
+def test_a_wrong_value_is_a_value_error(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make(name, None, **options)
+
+
+def test_a_whole_number_is_a_number_too() -> None:
+    assert make("adam", lr=1, clip_norm=None).param_groups[0]["lr"] == 1
 
 
 @pytest.mark.parametrize("name", ["torch.bfloat16", "bfloat16"])

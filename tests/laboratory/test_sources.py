@@ -184,7 +184,7 @@ def test_a_damaged_file_is_named_with_both_checksums_and_kept(tmp_path: Path, se
     found = hashlib.sha256(CONTENT[:-1]).hexdigest()
     with pytest.raises(DataError, match="is damaged") as caught:
         locate(NAME, tmp_path, sources=registry(f"{server}/good"))
-    for part in (str(path), SHA256[:12], found[:12], f"ksd data fetch {NAME}"):
+    for part in (str(path), SHA256[:12], found[:12], f"ksd data fetch {NAME} --data {tmp_path}"):
         assert part in str(caught.value)
     assert path.read_bytes() == CONTENT[:-1]
     assert Handler.requests == []

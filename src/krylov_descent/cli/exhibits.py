@@ -1,6 +1,7 @@
 """`ksd reproduce`: the paper's table and figures, cell by cell."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from krylov_descent.cli.options import WHAT, WHERE, DataFolder, Device
 from krylov_descent.cli.running import (
     EXIT_INTERRUPTED,
+    complain,
     console,
     is_there,
     run,
@@ -41,7 +43,11 @@ Quick = Annotated[
 ]
 Show = Annotated[
     bool,
-    typer.Option("--show", help="Run nothing: show what is there.", rich_help_panel=WHAT),
+    typer.Option(
+        "--show",
+        help="Run nothing: show what is there, and bring the collected files up to date.",
+        rich_help_panel=WHAT,
+    ),
 ]
 Folder = Annotated[
     Path | None,
@@ -66,7 +72,8 @@ def reproduce(
 
     Each cell is a run. Cells that are in the folder already are not run again, and an unfinished
     one goes on, so the whole can be made in several sittings; what is not there yet is shown as
-    missing.
+    missing. What was found is collected in the folder, in a JSON file named after the exhibit and,
+    for a figure, a PNG.
     """
     wanted = exhibit(name).adapted(device, quick)
     chosen = wanted.only(row.strip() for row in rows.split(",")) if rows else wanted
@@ -81,8 +88,8 @@ def reproduce(
             _fill(wanted, chosen.cells, base, data)
     finally:  # also when a later cell failed or was interrupted
         if _begun(chosen, base):
-            say(f"Results: {summarize(wanted, base)}")
-            show(chosen, base)
+            _show(chosen, base)
+            _collect(wanted, chosen, base)
 
 
 def _begun(chosen: Exhibit, base: Path) -> bool:
@@ -107,13 +114,35 @@ def _fill(wanted: Exhibit, cells: Iterable[Cell], base: Path, data: Path | None)
         summarize(wanted, base)
 
 
-def show(exhibit: Exhibit, base: Path) -> None:
-    """Print the table, or draw the figure."""
-    if exhibit.name.startswith("figure"):
-        path = base / f"{exhibit.name}.png"
-        runs = {cell.column: cell.folder(base) for cell in exhibit.cells}
-        draw_convergence(runs, path, title=exhibit.title, error="training error")
-        say(f"Figure: {path}")
+def _collect(wanted: Exhibit, chosen: Exhibit, base: Path) -> None:
+    """Write what was found into the folder; one that can only be read is no failure."""
+    files: dict[str, Callable[[], Path]] = {"Results": partial(summarize, wanted, base)}
+    if _is_figure(chosen):
+        files["Figure"] = partial(_draw, chosen, base)
+    failures = []
+    for name, write in files.items():
+        try:
+            say(f"{name}: {write()}")
+        except RunFolderError as problem:
+            failures.append(str(problem))
+    if failures:
+        complain(f"Not brought up to date: {'; '.join(failures)}")
+
+
+def _draw(figure: Exhibit, base: Path) -> Path:
+    path = base / f"{figure.name}.png"
+    runs = {cell.column: cell.folder(base) for cell in figure.cells}
+    draw_convergence(runs, path, title=figure.title, error="training error")
+    return path
+
+
+def _is_figure(exhibit: Exhibit) -> bool:
+    return exhibit.name.startswith("figure")
+
+
+def _show(exhibit: Exhibit, base: Path) -> None:
+    """Print the table; a figure has none."""
+    if _is_figure(exhibit):
         return
     table = Table(title=exhibit.title, box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True)

@@ -18,6 +18,7 @@ from krylov_descent.laboratory.sources import (
     FileStatus,
     data_folder,
     fetch,
+    fetch_command,
     inventory,
 )
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
@@ -67,7 +68,7 @@ def data_list(data: DataFolder = None) -> None:
     found = inventory(data)
     _show_files(found, data_folder(data))
     if any(status.downloadable and not status.present for status in found):
-        say("Get what is missing: ksd data fetch")
+        say(f"Get what is missing: {fetch_command(data)}")
     say(f"Another folder: --data FOLDER, or the environment variable {FOLDER_VARIABLE}")
 
 
@@ -80,10 +81,14 @@ def data_fetch(files: Files = None, data: DataFolder = None) -> None:
 
 @data_app.command("verify")
 def data_verify(files: Files = None, data: DataFolder = None) -> None:
-    """Read the files that are there and compare their sha256; exit code 1 if one is damaged."""
+    """Read the files that are there and compare their sha256.
+
+    Exit code 1 if one is damaged, or if one that was named is missing.
+    """
     found = inventory(data, names=files, verify=True)
     _show_files(found, data_folder(data))
-    if any(status.ok is False for status in found):
+    missing = files and not all(status.present for status in found)
+    if missing or any(status.ok is False for status in found):
         raise typer.Exit(1)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from krylov_descent.cli.options import DataFolder
-from krylov_descent.cli.running import complaints, say
+from krylov_descent.cli.running import complain, say
 from krylov_descent.laboratory.checkpoint import CheckpointError
 from krylov_descent.laboratory.gallery import has_network_of_images, reconstructions
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
@@ -30,7 +30,9 @@ def report(runs: Runs, output: Output = Path("report.html"), data: DataFolder = 
     where the time went, and how to re-run it. Runs of several problems get a section each.
     """
     folders = [RunFolder(path) for path in _run_folders(runs)]
-    write_report(folders, output, reconstructions=_pictures(folders, data))
+    damaged = write_report(folders, output, reconstructions=_pictures(folders, data))
+    for path, what in damaged.items():
+        complain(f"The run in {path} is damaged: {what}")
     say(f"Report: {output}")
 
 
@@ -59,5 +61,5 @@ def _pictures(folders: list[RunFolder], data: Path | None) -> dict[Path, Reconst
         except (CheckpointError, DataError) as problem:
             failures[f"No reconstructions for {settings.problem}: {problem}"] = None
     for failure in failures:
-        complaints.print(failure, highlight=False, markup=False, soft_wrap=True)
+        complain(failure)
     return found

@@ -43,6 +43,11 @@ def say(line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+def complain(line: str) -> None:
+    """Print a line about what did not go as asked, as it is."""
+    complaints.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 def run(
     settings: RunSettings,
     problem: Problem,

@@ -52,6 +52,7 @@ from krylov_descent.laboratory.record import RunFolder
 from krylov_descent.laboratory.report import write_report
 from krylov_descent.laboratory.runs import (
     RunSettings,
+    check_fitness,
     check_same,
     find_device,
     load,
@@ -197,16 +198,20 @@ def compare(
     )
     loaded = load(shared, data)
     shared = replace(shared, initialization=initialization or loaded.initialization)
-    targets = [RunFolder(base / name) for name in chosen]
-    for name, target in zip(chosen, targets, strict=True):
-        settings = replace(shared, optimizer=name)
+    contest = [(replace(shared, optimizer=name), RunFolder(base / name)) for name in chosen]
+    for settings, target in contest:  # all of them before the first is run
+        check_fitness(settings, loaded)
+        is_there(settings, target)  # refuses the folder of another run
+    for settings, target in contest:
+        title = competitor(settings.optimizer).title
         if is_there(settings, target):
-            say(f"{competitor(name).title}: there already")
+            say(f"{title}: there already")
         elif (made := longer_seconds(settings, target)) is not None:
-            say(f"{competitor(name).title}: there already, made with {made:g} s")
+            say(f"{title}: there already, made with {made:g} s")
         elif run(settings, loaded, target, resume=target.started) is Ending.INTERRUPTED:
             say_interrupted(target, "the same command")
             raise typer.Exit(EXIT_INTERRUPTED)
+    targets = [target for _, target in contest]
     show_outcomes(loaded, targets)
     page = base / "report.html"
     write_report(targets, page, reconstructions=reconstructions(loaded, targets))

@@ -51,6 +51,7 @@ def words(run: Run, device: Device = "cpu", data: DataFolder = None) -> None:
             f"{run} is a run on {settings.problem!r}: words are recognised with runs on "
             f"{speech.NAME!r}"
         )
+    folder.check_writable()
     model = _best_network(folder, settings, find_device(device), data)
     options = settings.problem_options
     small = options.get("size") == "small"
@@ -61,9 +62,9 @@ def words(run: Run, device: Device = "cpu", data: DataFolder = None) -> None:
         components=SMALL_COMPONENTS if small else COMPONENTS,
         on_stage=say,
     )
+    _show(folder, errors)
     path = folder.path / "words.json"
     path.write_text(json.dumps(_as_json(folder, errors), indent=2) + "\n")
-    _show(folder, errors)
     say(f"Numbers: {path}")
     # The corpus on disk does without the recordings, and a picture is not worth fetching them.
     if all(status.present for status in inventory(data, names=[RECORDINGS])):

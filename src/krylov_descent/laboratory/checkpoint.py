@@ -8,6 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import torch
 
@@ -38,7 +39,7 @@ def load_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     """Read a checkpoint, with nothing but tensors and plain values in it.
 
     Raises:
-        CheckpointError: it is missing, truncated or not a checkpoint.
+        CheckpointError: it is missing, damaged or not a checkpoint.
     """
     if not path.exists():
         raise CheckpointError(
@@ -46,6 +47,7 @@ def load_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
             "another folder"
         )
     try:
+        _check_sums(path)
         state = torch.load(path, map_location=device, weights_only=True)
     except Exception as problem:  # what torch raises depends on where it stumbles
         raise CheckpointError(
@@ -55,6 +57,13 @@ def load_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CheckpointError(f"the checkpoint {path} does not hold a training state")
     return state
+
+
+def _check_sums(path: Path) -> None:
+    """Compare the checksums in the file with its bytes, which torch does not when it reads."""
+    with ZipFile(path) as archive:
+        if (damaged := archive.testzip()) is not None:
+            raise BadZipFile(f"{damaged} has another checksum")
 
 
 def _reason(problem: BaseException) -> str:

@@ -13,7 +13,13 @@ from torch import nn
 
 from krylov_descent.laboratory.choices import UnknownNameError, unknown_name
 from krylov_descent.laboratory.problems.problem import Problem
-from krylov_descent.laboratory.signatures import Option, options_of, takes_anything, with_dtypes
+from krylov_descent.laboratory.signatures import (
+    Option,
+    check_kinds,
+    options_of,
+    takes_anything,
+    with_dtypes,
+)
 from krylov_descent.laboratory.yardsticks import YARDSTICKS, Yardstick
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.first_order import FirstOrder, optimizer_class
@@ -77,6 +83,7 @@ class Contender:
         for option in options:
             if option not in known and not (self.behind and takes_anything(self.behind)):
                 raise unknown_name(f"option of {self.name!r}", option, known)
+        check_kinds(options, offered)
         decay = {"weight_decay": problem.weight_decay} if "weight_decay" in known else {}
         suited = problem.suited.get(self.name, {})
         settings = {**decay, **self.presets, **self.settings(problem), **suited, **options}

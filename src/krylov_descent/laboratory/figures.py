@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from krylov_descent.laboratory.record import RunFolder
+from krylov_descent.laboratory.record import RunFolder, explained
 
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 
@@ -16,6 +16,9 @@ def draw_convergence(runs: Mapping[str, RunFolder], path: Path, *, title: str, e
         path: of the PNG.
         title: above the curves.
         error: what the vertical axis shows.
+
+    Raises:
+        RunFolderError: it cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -44,5 +47,6 @@ def draw_convergence(runs: Mapping[str, RunFolder], path: Path, *, title: str, e
             axis.set_minor_formatter(NullFormatter())
     axes.grid(visible=True, which="both", alpha=0.25)
     axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with explained(f"{path} cannot be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from krylov_descent.laboratory.checkpoint import CheckpointError
@@ -66,16 +67,21 @@ class RunFolder:
                 f"{self.path} holds a run already: go on with it by --resume {self.path}, or "
                 "choose another --folder"
             )
-        with _explained(f"the run folder {self.path} cannot be written"):
+        with explained(f"the run folder {self.path} cannot be written"):
             self.path.mkdir(parents=True, exist_ok=True)
             self._metrics.write_text("")
             _write_json(self.path / "config.json", config)
 
     def go_on(self, config: dict[str, Any]) -> None:
         """Take note that the run goes on, with these limits."""
-        with _explained(f"the run folder {self.path} cannot be written"):
+        with explained(f"the run folder {self.path} cannot be written"):
             _write_json(self.path / "config.json", config)
             (self.path / "outcome.json").unlink(missing_ok=True)
+
+    def check_writable(self) -> None:
+        """Refuse a folder that cannot be written, before the work whose results go there."""
+        with explained(f"the run folder {self.path} cannot be written"):
+            TemporaryFile(dir=self.path).close()
 
     def config(self) -> dict[str, Any]:
         """The configuration of the run."""
@@ -86,7 +92,7 @@ class RunFolder:
     def append(self, row: Row) -> None:
         """Add one line of metrics."""
         with (
-            _explained(f"{self._metrics} cannot be written, the last checkpoint is intact"),
+            explained(f"{self._metrics} cannot be written, the last checkpoint is intact"),
             self._metrics.open("a") as file,
         ):
             file.write(json.dumps(row) + "\n")
@@ -109,7 +115,7 @@ class RunFolder:
                 f"{iteration} needs {iteration + 1}: the run folder is damaged, start again in "
                 "another one"
             )
-        with _explained(f"{self._metrics} cannot be written"):
+        with explained(f"{self._metrics} cannot be written"):
             partial = _beside(self._metrics)
             partial.write_text("".join(json.dumps(row) + "\n" for row in kept))
             partial.replace(self._metrics)
@@ -117,7 +123,7 @@ class RunFolder:
 
     def finish(self, outcome: dict[str, Any]) -> None:
         """Say how the run ended."""
-        with _explained(f"{self.path / 'outcome.json'} cannot be written"):
+        with explained(f"{self.path / 'outcome.json'} cannot be written"):
             _write_json(self.path / "outcome.json", outcome)
 
     def outcome(self) -> dict[str, Any] | None:
@@ -140,7 +146,8 @@ class RunFolder:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
+    """Tell a failure of the file system as what cannot be done, and why."""
     try:
         yield
     except OSError as problem:

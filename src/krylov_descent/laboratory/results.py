@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from krylov_descent.laboratory.record import Row, RunFolder
+from krylov_descent.laboratory.record import Row, RunFolder, explained
 from krylov_descent.laboratory.repeats import estimate
 from krylov_descent.laboratory.reproduce import BEST, DIAGONAL, HF, PAPER, Cell, Exhibit, by_line
 from krylov_descent.laboratory.training import Ending
@@ -62,7 +62,11 @@ def ratio_of(cell: Cell, base: Path) -> Ratio | None:
 
 
 def summarize(exhibit: Exhibit, base: Path) -> Path:
-    """Write what the cells found as one JSON file; unfinished ones as null. Returns its path."""
+    """Write what the cells found as one JSON file; unfinished ones as null. Returns its path.
+
+    Raises:
+        RunFolderError: it cannot be written.
+    """
     cells = []
     for cell in exhibit.cells:
         folder = cell.folder(base)
@@ -86,9 +90,10 @@ def summarize(exhibit: Exhibit, base: Path) -> Path:
                 found["time_ratio"] = asdict(ratio)
         cells.append(found)
     path = base / f"{exhibit.name}.json"
-    base.mkdir(parents=True, exist_ok=True)
     content = {"title": exhibit.title, "cells": cells, "means": _means(exhibit, base)}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    with explained(f"{path} cannot be written"):
+        base.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n")
     return path
 
 

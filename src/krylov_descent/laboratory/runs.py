@@ -24,6 +24,7 @@ from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.rbm import Report
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
 from krylov_descent.laboratory.training import Limits, OnRow, Training
+from krylov_descent.laboratory.yardsticks import Yardstick
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -182,6 +183,20 @@ def prepare(
         )
         model.load_state_dict(start.state_dict())
     return training
+
+
+def check_fitness(settings: RunSettings, problem: Problem) -> None:
+    """Refuse what the problem cannot be trained with, before any run is begun.
+
+    Raises:
+        ValueError: the optimiser is not for the problem, or does not take its options.
+    """
+    options = settings.optimizer_options
+    entry = competitor(settings.optimizer)
+    if isinstance(entry, Yardstick):
+        entry.check(problem, options)
+    else:
+        entry.make(problem, problem.make_model(settings.seed, "torch"), settings.seed, options)
 
 
 def check_same(folder: RunFolder, settings: RunSettings, *, device: bool = True) -> None:

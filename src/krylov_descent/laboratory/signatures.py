@@ -4,12 +4,21 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 import torch
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+# Of kinds that are checked: what a value must be an instance of, and what it is called.
+KINDS: dict[Any, tuple[type, tuple[str, ...]]] = {
+    int: (Integral, ("a whole number",)),
+    float: (Real, ("a number",)),
+    bool: (bool, ("True", "False")),
+    NoneType: (NoneType, ("None",)),
+}
 # "name: what it is" or, as torch writes it, "name (type, optional): what it is".
 ENTRY = re.compile(r" {4}\*{0,2}(\w+)(?: \(.*\) ?)?:\s*(.*)")
 
@@ -22,13 +31,13 @@ class Option:
         name: of the argument.
         default: its value if left out.
         meaning: what the docstring says of it; empty if it says nothing.
-        takes_dtype: whether it is annotated as a torch.dtype.
+        kinds: what it is annotated as; several where that is a union.
     """
 
     name: str
     default: str
     meaning: str
-    takes_dtype: bool = False
+    kinds: tuple[Any, ...]
 
 
 def options_of(made: Callable[..., Any], manual: object = None) -> list[Option]:
@@ -44,16 +53,39 @@ def options_of(made: Callable[..., Any], manual: object = None) -> list[Option]:
             name,
             str(parameter.default),
             meanings.get(name, ""),
-            torch.dtype in (parameter.annotation, *get_args(parameter.annotation)),
+            _kinds(parameter.annotation),
         )
         for name, parameter in inspect.signature(made).parameters.items()
         if parameter.kind in NAMED and parameter.default is not inspect.Parameter.empty
     ]
 
 
+def check_kinds(values: Mapping[str, Any], options: Iterable[Option]) -> None:
+    """Refuse by name what is no number or no boolean, for options that take only such.
+
+    Raises:
+        ValueError: the value is of another kind.
+    """
+    for option in options:
+        known = [KINDS[kind] for kind in option.kinds if kind in KINDS]
+        if option.name not in values or len(known) < len(option.kinds):
+            continue
+        value = values[option.name]
+        kinds = tuple(kind for kind, _ in known)
+        # A boolean is a number to Python, though not to a person.
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            *others, last = (word for _, words in known for word in words)
+            wanted = f"{', '.join(others)} or {last}" if others else last
+            raise ValueError(f"`{option.name}` must be {wanted}, found {value!r}")
+
+
 def with_truths(values: Mapping[str, Any], options: Iterable[Option]) -> dict[str, Any]:
-    """The values with "yes", "off" and the like as booleans, for options whose default is one."""
-    boolean = {option.name for option in options if option.default in ("True", "False")}
+    """The values with "yes", "off" and the like as booleans, for options that take one."""
+    boolean = {
+        option.name
+        for option in options
+        if bool in option.kinds or option.default in ("True", "False")
+    }
     return {
         name: TRUTHS.get(value.lower(), value)
         if name in boolean and isinstance(value, str)
@@ -64,11 +96,18 @@ def with_truths(values: Mapping[str, Any], options: Iterable[Option]) -> dict[st
 
 def with_dtypes(values: Mapping[str, Any], options: Iterable[Option]) -> dict[str, Any]:
     """The values with names such as "bfloat16" as torch's dtypes, for options that take one."""
-    taking = {option.name for option in options if option.takes_dtype}
+    taking = {option.name for option in options if torch.dtype in option.kinds}
     return {
         name: _floating_dtype(value) if name in taking and isinstance(value, str) else value
         for name, value in values.items()
     }
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    is_union = get_origin(annotation) in (Union, UnionType)
+    # A tensor, which torch's optimisers take for a number, is nothing that a person types.
+    parts = (kind for kind in get_args(annotation) if kind is not torch.Tensor)
+    return tuple(parts) if is_union else (annotation,)
 
 
 def _floating_dtype(name: str) -> torch.dtype | str:

@@ -8,6 +8,7 @@ or made from public files.
 
 import hashlib
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable
@@ -27,6 +28,7 @@ __all__ = [
     "data_folder",
     "derived_folder",
     "fetch",
+    "fetch_command",
     "inventory",
     "locate",
 ]
@@ -95,7 +97,8 @@ def locate(
     if source.sha256 is not None and found != source.sha256:
         raise DataError(
             f"{path} is damaged (sha256 expected {source.sha256[:12]}…, found {found[:12]}…): "
-            f"get it anew with `ksd data fetch {source.name}`, or put a good copy in its place."
+            f"get it anew with `{fetch_command(folder, source.name)}`, or put a good copy in its "
+            "place."
         )
     return path
 
@@ -125,6 +128,12 @@ def fetch(
         if not status.present or status.ok is False:
             _obtain(sources[name], status.path, progress, sources)
     return inventory(folder, names=names, verify=True, sources=sources)
+
+
+def fetch_command(folder: str | Path | None, *names: str) -> str:
+    """The shell line that fetches files into the folder that was asked for."""
+    given = ["--data", str(folder)] if folder else []
+    return shlex.join(["ksd", "data", "fetch", *names, *given])
 
 
 def inventory(

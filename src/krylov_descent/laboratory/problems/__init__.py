@@ -8,7 +8,7 @@ from pathlib import Path
 from krylov_descent.laboratory.choices import unknown_name
 from krylov_descent.laboratory.problems import curves, mnist, sequences, speech, starcraft
 from krylov_descent.laboratory.problems.problem import Problem, Size
-from krylov_descent.laboratory.signatures import Option, options_of
+from krylov_descent.laboratory.signatures import Option, check_kinds, options_of
 
 __all__ = ["PROBLEMS", "Problem", "ProblemEntry", "load_problem"]
 
@@ -90,6 +90,7 @@ def load_problem(
 
     Raises:
         UnknownNameError: no such problem or option; the nearest is suggested.
+        ValueError: an option does not take such a value.
         DataError: the data cannot be had.
     """
     if name not in PROBLEMS:
@@ -101,4 +102,7 @@ def load_problem(
     for option in options:
         if option not in known:
             raise unknown_name(f"option of {name!r}", option, known)
+    check_kinds({"seed": seed, **options}, entry.options)
+    if seed < 0:
+        raise ValueError(f"`seed` must be 0 or more, found {seed}")
     return entry.load(folder=folder, seed=seed, size=size, **options)

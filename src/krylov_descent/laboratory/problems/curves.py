@@ -102,6 +102,8 @@ def load_curves(
             raise ValueError(f"`{name}` must be at least 1 image, found {count}")
     if validation is not None and validation < 0:
         raise ValueError(f"`validation` must be 0 or more images, found {validation}")
+    if code_size < 1:
+        raise ValueError(f"`code_size` must be at least 1 unit, found {code_size}")
     counts = (train or default[0], test or default[1])
     if original:
         known, tested = read_original(locate(ORIGINAL_FILE, folder))

@@ -31,7 +31,7 @@ def write_report(
     path: Path,
     *,
     reconstructions: Mapping[Path, Reconstructions] | None = None,
-) -> None:
+) -> dict[Path, str]:
     """Write run folders as one HTML page that makes no request when it is opened.
 
     Args:
@@ -40,6 +40,9 @@ def write_report(
             record is not whole as damaged.
         path: the page; its folder is made, and a page that is there is replaced.
         reconstructions: images for the folders (by their path) that have some.
+
+    Returns:
+        what is damaged, by the path of the folder.
 
     Raises:
         ValueError: no folders, or reconstructions of a folder that is not among them.
@@ -53,7 +56,8 @@ def write_report(
             f"`reconstructions` has images of {min(map(str, unknown))}, which is not among "
             "`folders`: use the folders' paths as keys"
         )
-    comparisons = compare(map(read_run, folders))
+    runs = list(map(read_run, folders))
+    comparisons = compare(runs)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_page(comparisons, images), encoding="utf-8")
@@ -61,6 +65,7 @@ def write_report(
         raise RunFolderError(
             f"the report {path} cannot be written: {problem.strerror}"
         ) from problem
+    return {run.folder.path: run.damaged for run in runs if run.damaged}
 
 
 def _page(comparisons: list[Comparison], images: Mapping[Path, Reconstructions]) -> str:
