@@ -166,11 +166,11 @@ def test_the_user_s_options_replace_those_that_suit_the_problem() -> None:
     ("options", "message"),
     [
         ({"length": 9}, "`length` must be a whole number from 10, found 9"),
-        ({"length": 20.5}, "`length` must be a whole number from 10, found 20.5"),
+        ({"length": 20.5}, "`length` must be a whole number or None, found 20.5"),
         ({"units": 0}, "`units` must be a whole number from 1, found 0"),
         ({"train": 0}, "`train` must be a whole number from 1, found 0"),
         ({"validation": -1}, "`validation` must be a whole number from 0, found -1"),
-        ({"test": True}, "`test` must be a whole number from 1, found True"),
+        ({"test": True}, "`test` must be a whole number or None, found True"),
         ({"cell": "gru"}, "Unknown cell 'gru'"),
     ],
 )
