@@ -23,6 +23,7 @@ from torch import Tensor
 
 from krylov_descent import double_backward, forward_mode
 from krylov_descent.batches import Batch, Stream, Tree, as_samples, map_tensors
+from krylov_descent.convolutions import linear_backward_of_convolutions
 from krylov_descent.derivative_checks import check_double_backward, check_symmetric
 from krylov_descent.double_backward import floating, losses_of, outputs_of
 from krylov_descent.forward_mode import BatchProduct
@@ -110,10 +111,15 @@ class Curvature:
             if self.kind == "hessian":
                 check_symmetric(self.linearize(network, few), parameters, epsilon)
         elif self.kind == "gauss-newton":
-            outputs = outputs_of(network, few)
+            with linear_backward_of_convolutions(network.eager):
+                outputs = outputs_of(network, few)
             _check_loss(network, outputs, few, epsilon)
             _warn_of_linear_loss(network, outputs, few)
             check_double_backward(floating(outputs), parameters, epsilon)
+        elif self.kind == "fisher":
+            with linear_backward_of_convolutions(network.eager):
+                losses = losses_of(network, few)
+            check_double_backward([losses], parameters, epsilon)
         else:
             check_double_backward([losses_of(network, few)], parameters, epsilon)
 

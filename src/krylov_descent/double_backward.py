@@ -10,6 +10,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from krylov_descent.batches import Batch, Tree, tensors_in
+from krylov_descent.convolutions import linear_backward_of_convolutions
 from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.linear_layers import Reach, recorded_linear_layers
 from krylov_descent.losses import OutputHessian
@@ -64,7 +65,8 @@ def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian
 
 def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ JᵀH_E Jv over the batch; about 4/3 of a gradient a product."""
-    with recorded_linear_layers(network.eager) as layers:
+    model = network.eager
+    with recorded_linear_layers(model) as layers, linear_backward_of_convolutions(model):
         outputs = outputs_of(network, batch)
     middle = network.output_hessian(outputs, batch)
     return linearize_outputs(Reach(network, layers), floating(outputs), middle)
@@ -72,7 +74,8 @@ def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
 
 def fisher(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ gᵢgᵢᵀv over the batch: Gauss-Newton of the per-sample losses with H_E = I."""
-    with recorded_linear_layers(network.eager) as layers:
+    model = network.eager
+    with recorded_linear_layers(model) as layers, linear_backward_of_convolutions(model):
         losses = losses_of(network, batch)
     return linearize_outputs(Reach(network, layers), [losses], lambda tangents: tangents)
 

@@ -1,0 +1,146 @@
+"""Products of convolutional nets: those of the dense matrix, without what nobody asked for."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from krylov_descent.convolutions import linear_backward_of_convolutions
+from krylov_descent.curvature import Curvature, CurvatureKind
+from krylov_descent.objective import Objective
+
+
+class Checkpointed(nn.Sequential):
+    def forward(self, input: Tensor) -> Tensor:
+        result: Tensor = checkpoint(super().forward, input, use_reentrant=False)
+        return result
+
+
+def twice(layer: nn.Module) -> list[nn.Module]:
+    return [layer, nn.Tanh(), layer]
+
+
+NETS: dict[str, tuple[Callable[[], list[nn.Module]], tuple[int, ...]]] = {
+    "strides and no bias": (
+        lambda: [
+            nn.Conv2d(2, 3, 3, stride=2),
+            nn.Tanh(),
+            nn.Conv2d(3, 4, 2, padding=1, bias=False),
+        ],
+        (2, 5, 5),
+    ),
+    "in place": (
+        lambda: [
+            nn.Conv2d(2, 3, 3),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(3, 4, 2),
+            nn.ReLU(inplace=True),
+        ],
+        (2, 5, 5),
+    ),
+    "groups and dilation": (
+        lambda: [nn.Conv1d(4, 8, 3, groups=2, dilation=2, padding=2)],
+        (4, 6),
+    ),
+    "padding by name": (lambda: [nn.Conv2d(2, 3, 3, padding="same"), nn.Tanh()], (2, 4, 4)),
+    "padding by mode": (
+        lambda: [nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")],
+        (2, 4, 4),
+    ),
+    "three dimensions": (lambda: [nn.Conv3d(1, 2, 2), nn.Tanh()], (1, 3, 3, 3)),
+    "called twice": (lambda: twice(nn.Conv1d(2, 2, 3, padding=1)), (2, 5)),
+    "parametrized": (lambda: [weight_norm(nn.Conv1d(2, 3, 3)), nn.Tanh()], (2, 5)),
+    "checkpointed": (
+        lambda: [Checkpointed(nn.Conv1d(2, 3, 3), nn.Tanh(), nn.Conv1d(3, 2, 2))],
+        (2, 6),
+    ),
+}
+
+
+def net(name: str) -> tuple[nn.Sequential, Tensor, Tensor]:
+    layers, shape = NETS[name]
+    torch.manual_seed(0)
+    x = torch.randn(7, *shape).double()
+    body = nn.Sequential(*layers()).double()
+    width = body(x.clone()).flatten(1).shape[1]
+    return (
+        nn.Sequential(body, nn.Flatten(), nn.Linear(width, 2).double()),
+        x,
+        torch.randn(7, 2).double(),
+    )
+
+
+def dense(model: nn.Module, x: Tensor, y: Tensor, kind: CurvatureKind) -> Tensor:
+    """JᵀJ, one backward pass for each row of J: of the outputs, or of the losses of samples."""
+    z: Tensor = model(x.clone())
+    rows = z.flatten() if kind == "gauss-newton" else (z - y).square().mean(1)
+    parameters = list(model.parameters())
+    J = torch.stack(
+        [
+            torch.cat([g.flatten() for g in torch.autograd.grad(r, parameters, retain_graph=True)])
+            for r in rows
+        ]
+    )
+    return J.t() @ J / len(x)  # the squared error's second derivative is 2, over 2 outputs
+
+
+@pytest.mark.parametrize("kind", ["gauss-newton", "fisher"])
+@pytest.mark.parametrize("name", NETS)
+def test_products_are_those_of_the_dense_matrix(name: str, kind: CurvatureKind) -> None:
+    model, x, y = net(name)
+    objective = Objective(model, nn.MSELoss())
+    v = torch.randn(objective.parameters.numel).double()
+    matrix = dense(model, x, y, kind)
+    found = Curvature(kind).at(objective, (x, y))(v)
+    torch.testing.assert_close(found, matrix @ v, rtol=1e-10, atol=1e-12)
+
+
+def test_frozen_weights_are_no_directions() -> None:
+    model, x, y = net("strides and no bias")
+    rows = [not name.startswith("0.0") for name, p in model.named_parameters() for _ in p.flatten()]
+    matrix = dense(model, x, y, "gauss-newton")[rows][:, rows]
+    model[0][0].requires_grad_(False)  # type: ignore[index]
+    objective = Objective(model, nn.MSELoss())
+    v = torch.randn(objective.parameters.numel).double()
+    found = Curvature().at(objective, (x, y))(v)
+    torch.testing.assert_close(found, matrix @ v, rtol=1e-10, atol=1e-12)
+
+
+def test_a_product_has_no_convolution_too_many() -> None:
+    model, x, y = net("strides and no bias")
+    product = Curvature().at(Objective(model, nn.MSELoss()), (x, y))
+    v = torch.randn(sum(p.numel() for p in model.parameters())).double()
+    product(v)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        product(v)
+    counts = {event.key: event.count for event in seen.key_averages()}
+    # dW of both layers, and dx of the second; then one transposed convolution for each of them.
+    assert counts["aten::convolution"] == 3
+    assert counts["aten::convolution_backward"] == 2
+
+
+def test_afterwards_the_model_is_as_it_was() -> None:
+    model, x, _ = net("strides and no bias")
+    with linear_backward_of_convolutions(model):
+        within = model(x)
+    after = model(x)
+    assert torch.equal(within, after)
+    first = next(model.parameters())
+    gradients = [torch.autograd.grad(z.sum(), first, create_graph=True)[0] for z in (within, after)]
+    torch.testing.assert_close(gradients[0], gradients[1])
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.filterwarnings("ignore:.*mkldnn_matmul failed:UserWarning")
+def test_autocast_keeps_torchs_own() -> None:
+    model, x, _ = net("strides and no bias")
+    model.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(x.float())
+        with linear_backward_of_convolutions(model):
+            found = model(x.float())
+    assert torch.equal(found, expected)
