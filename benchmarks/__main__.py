@@ -12,7 +12,7 @@ import torch
 from benchmarks import pages
 from benchmarks.catalogue import PARTS
 from benchmarks.environment import UnavailableError, describe
-from benchmarks.parts import NOT_MEASURED, Part, Setting, result_folder
+from benchmarks.parts import NOT_MEASURED, Part, Setting, place_of, result_folder
 from benchmarks.records import read_all, write
 
 # A part begins no new section after so long; called again it goes on where it can.
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"{_some(sections)}"
         )
     for name, part in chosen.items():
-        folder = options.output / result_folder(name, device)
+        folder = options.output / result_folder(name, place_of(device))
         setting = Setting(device=device, repeats=options.repeats, folder=folder)
         failed += run(name, part, setting, only=options.only, seconds=seconds)
     # Results written elsewhere are a trial: they leave the documentation alone.

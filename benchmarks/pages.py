@@ -5,8 +5,8 @@ has several tables, the view's:
 
     <!-- generated:product-cuda -->
     <!-- end:product-cuda -->
-    <!-- generated:product-cuda:models -->
-    <!-- end:product-cuda:models -->
+    <!-- generated:product-x86_64:models -->
+    <!-- end:product-x86_64:models -->
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.catalogue import PARTS
-from benchmarks.parts import NOT_MEASURED, Part, Sections, View, device_suffix, result_folder
+from benchmarks.parts import NOT_MEASURED, Part, Sections, View, result_folder
 from benchmarks.records import read_all
 from krylov_descent.laboratory.exhibit_lines import headings, lines
 from krylov_descent.laboratory.figures import draw_convergence
@@ -39,7 +39,12 @@ BLOCK = re.compile(
 START = re.compile(r"^<!-- generated:", re.MULTILINE)
 # The runs on speech whose networks are shown, and what tables call them.
 NETWORKS = {BEST: "KSD", HF: "HF", "L-BFGS": "L-BFGS", "SGD": "SGD"}
-DEVICES = (torch.device("cpu"), torch.device("cuda"))
+# The kinds of hardware that pages have tables of.
+PLACES = {
+    "x86_64": torch.device("cpu"),
+    "aarch64": torch.device("cpu"),
+    "cuda": torch.device("cuda"),
+}
 
 
 def update(root: Path, results: Path, *, check: bool) -> int:
@@ -80,15 +85,15 @@ def fill(text: str, results: Path, page: str = "the page") -> str:
                 OF_SPEECH[view](base) if view in OF_SPEECH else exhibit_table(exhibit(view), base)
             )
             return f"<!-- generated:{name}:{view} -->\n\n{body}\n\n<!-- end:{name}:{view} -->"
-        part, device = _part_and_device(name, page)
+        part, place = _part_and_place(name, page)
         views: dict[str, View] = dict(part.tables)
         if part.figures:
-            views[FIGURE_VIEW] = partial(links, part)
+            views[FIGURE_VIEW] = partial(links, part, place)
         if view not in views:
             known = ", ".join(filter(None, views)) or "none"
             raise ValueError(f"{page} asks for the view {view!r} of {name}; there are {known}")
         sections = read_all(results / name)
-        body = views[view](sections, device) if sections else NOT_MEASURED
+        body = views[view](sections, PLACES[place]) if sections else NOT_MEASURED
         mark = f"{name}:{view}" if view else name
         return f"<!-- generated:{mark} -->\n\n{body}\n\n<!-- end:{mark} -->"
 
@@ -159,10 +164,11 @@ def draw_exhibit(shown: Exhibit, base: Path, folder: Path) -> None:
     draw_convergence(runs, path, title=shown.title, error="training error")
 
 
-def links(part: Part, sections: Sections, device: torch.device) -> str:
+def links(part: Part, place: str, sections: Sections, device: torch.device) -> str:
     """The figures of a part on docs/benchmarks.md."""
+    del device
     return "\n\n".join(
-        f"![{figure.text}](benchmarks/{stem}{device_suffix(device)}.svg)"
+        f"![{figure.text}](benchmarks/{stem}-{place}.svg)"
         for stem, figure in part.figures.items()
         if figure.ready(sections)
     )
@@ -171,10 +177,10 @@ def links(part: Part, sections: Sections, device: torch.device) -> str:
 def draw(folder: Path, results: Path) -> None:
     """All figures for which there are results; none where matplotlib is not installed."""
     drawable = [
-        (figure, sections, device, folder / f"{stem}{device_suffix(device)}.svg")
+        (figure, sections, device, folder / f"{stem}-{place}.svg")
         for name, part in PARTS.items()
-        for device in DEVICES
-        if (sections := read_all(results / result_folder(name, device)))
+        for place, device in PLACES.items()
+        if (sections := read_all(results / result_folder(name, place)))
         for stem, figure in part.figures.items()
         if figure.ready(sections)
     ]
@@ -186,9 +192,12 @@ def draw(folder: Path, results: Path) -> None:
         figure.draw(sections, device, path)
 
 
-def _part_and_device(name: str, page: str) -> tuple[Part, torch.device]:
+def _part_and_place(name: str, page: str) -> tuple[Part, str]:
     for part in PARTS:
-        for device in DEVICES:
-            if result_folder(part, device) == name:
-                return PARTS[part], device
-    raise ValueError(f"{page} asks for a table {name!r}; there are {', '.join(PARTS)}")
+        for place in PLACES:
+            if result_folder(part, place) == name:
+                return PARTS[part], place
+    raise ValueError(
+        f"{page} asks for a table {name!r}; there are {', '.join(PARTS)}, each with "
+        f"{', '.join(f'-{place}' for place in PLACES)}"
+    )

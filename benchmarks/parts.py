@@ -1,5 +1,6 @@
 """What a part of the benchmark is: sections that can be measured, and tables made from them."""
 
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,14 +67,14 @@ class Part:
     seconds: Callable[[str, torch.device], float] = no_time
 
 
-def result_folder(part: str, device: torch.device) -> str:
+def place_of(device: torch.device) -> str:
+    """The kind of hardware here, whose results are kept apart: "x86_64", "aarch64", "cuda"."""
+    return platform.machine().lower() if device.type == "cpu" else device.type
+
+
+def result_folder(part: str, place: str) -> str:
     """The name of the folder of a part's JSON files, which is also the name of its table."""
-    return part + device_suffix(device)
-
-
-def device_suffix(device: torch.device) -> str:
-    """What sets the names of a GPU's results apart."""
-    return "" if device.type == "cpu" else f"-{device.type}"
+    return f"{part}-{place}"
 
 
 def markdown(rows: list[list[str]]) -> str:

@@ -1,9 +1,10 @@
-"""Convolutions whose double backward computes what a product needs, and no more.
+"""Convolutions whose double backward computes what is asked for, by the kernels of a backward pass.
 
-A backward pass is linear in what comes back, and Jv is the derivative of that linear map. Torch's
-derivative of a convolution's backward pass has those towards input and weight with it, asked for or
-not, as convolutions over whole batches: with them a Gauss-Newton product of a small CNN took twice
-as long on a CPU (`products_of_convolutions` in results/trials/kernels.json).
+Torch's derivative of a convolution's backward pass computes those towards input and weight with the
+one towards what comes back, asked for or not, as convolutions over whole batches, for which no
+library is made. A Gauss-Newton product asks for the last alone, and took twice as long on a CPU
+(`products_of_convolutions` in results/trials/kernels.json). Each of them is a convolution, or one
+of the two transposed ones that a backward pass has.
 """
 
 from collections.abc import Iterator
@@ -20,11 +21,8 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @contextmanager
-def linear_backward_of_convolutions(model: nn.Module) -> Iterator[None]:
-    """For a while, forward passes have convolutions with the short double backward.
-
-    Of all derivatives of the backward pass it has the one towards what comes back alone.
-    """
+def differentiable_convolutions(model: nn.Module) -> Iterator[None]:
+    """For a while, forward passes have convolutions with this double backward."""
     replaced = [
         module
         for module in model.modules()
@@ -46,7 +44,8 @@ def linear_backward_of_convolutions(model: nn.Module) -> Iterator[None]:
 def _forward(module: Any, input: Tensor) -> Tensor:
     """The module's own numbers, with as many tensors saved: a checkpoint counts them."""
     weight = module.weight
-    if input.dim() != weight.dim() or torch.is_autocast_enabled(input.device.type):
+    transformed = torch._C._are_functorch_transforms_active()  # by a forward pass
+    if transformed or input.dim() != weight.dim() or torch.is_autocast_enabled(input.device.type):
         result: Tensor = type(module).forward(module, input)
         return result
     geometry = _Geometry(module.stride, module.padding, module.dilation, module.groups)
@@ -95,7 +94,7 @@ class _Convolved(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, weight = (tensor.detach() for tensor in ctx.saved_tensors)
+        x, weight = ctx.saved_tensors
         mask = list(ctx.needs_input_grad[:3])
         found = _Transposed.apply(gradient, x, weight, ctx.geometry, mask)  # type: ignore[no-untyped-call]
         return *found, None
@@ -108,22 +107,37 @@ class _Transposed(torch.autograd.Function):
     def forward(
         ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, of: _Geometry, mask: list[bool]
     ) -> Any:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(gradient, x, weight)
         ctx.geometry = of
         ctx.set_materialize_grads(False)
         return of.transposed(gradient, x, weight, mask)
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor | None) -> Any:
-        x, weight = ctx.saved_tensors
-        dx, dweight, dbias = given
-        parts = []
-        if dx is not None:
-            parts.append(ctx.geometry.convolve(dx, weight))
-        if dweight is not None:
-            parts.append(ctx.geometry.convolve(x, dweight))
-        total = sum(parts[1:], parts[0]) if parts else None
-        if dbias is not None:
-            column = dbias.reshape(-1, *[1] * (x.dim() - 2))
-            total = column if total is None else total + column
-        return total, None, None, None, None
+    def backward(ctx: Any, dx: Tensor | None, dweight: Tensor | None, dbias: Tensor | None) -> Any:
+        gradient, x, weight = ctx.saved_tensors
+        of, (to_gradient, to_x, to_weight) = ctx.geometry, map(_is_asked_for, ctx.next_functions)
+        found: list[Tensor | None] = [None, None, None]
+        if to_gradient:
+            parts = [of.convolve(dx, weight)] if dx is not None else []
+            parts += [of.convolve(x, dweight)] if dweight is not None else []
+            parts += [dbias.reshape(-1, *[1] * (x.dim() - 2))] if dbias is not None else []
+            found[0] = sum(parts[1:], parts[0]).expand_as(gradient) if parts else None
+        if to_x and dweight is not None:
+            found[1] = of.transposed(gradient, x, dweight, [True, False, False])[0]
+        if to_weight and dx is not None:
+            found[2] = of.transposed(gradient, dx, weight, [False, True, False])[1]
+        return *found, None, None
+
+
+def _is_asked_for(edge: tuple[Any, int]) -> bool:
+    """Whether the backward pass that is under way goes there; torch's own operations ask this, too.
+
+    `needs_input_grad` tells whether any could.
+    """
+    node, _ = edge
+    if node is None:
+        return False
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf whose gradient is asked for
+        return True

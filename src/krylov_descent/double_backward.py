@@ -10,7 +10,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from krylov_descent.batches import Batch, Tree, tensors_in
-from krylov_descent.convolutions import linear_backward_of_convolutions
+from krylov_descent.convolutions import differentiable_convolutions
 from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.linear_layers import Reach, recorded_linear_layers
 from krylov_descent.losses import OutputHessian
@@ -66,7 +66,7 @@ def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian
 def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ JᵀH_E Jv over the batch; about 4/3 of a gradient a product."""
     model = network.eager
-    with recorded_linear_layers(model) as layers, linear_backward_of_convolutions(model):
+    with recorded_linear_layers(model) as layers, differentiable_convolutions(model):
         outputs = outputs_of(network, batch)
     middle = network.output_hessian(outputs, batch)
     return linearize_outputs(Reach(network, layers), floating(outputs), middle)
@@ -75,7 +75,7 @@ def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
 def fisher(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ gᵢgᵢᵀv over the batch: Gauss-Newton of the per-sample losses with H_E = I."""
     model = network.eager
-    with recorded_linear_layers(model) as layers, linear_backward_of_convolutions(model):
+    with recorded_linear_layers(model) as layers, differentiable_convolutions(model):
         losses = losses_of(network, batch)
     return linearize_outputs(Reach(network, layers), [losses], lambda tangents: tangents)
 
@@ -83,7 +83,8 @@ def fisher(network: Network, batch: Batch) -> BatchProduct:
 def hessian(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ ∂²nᵢ v over the batch: the derivative of the gradient along v (Pearlmutter)."""
     parameters = network.parameters.tensors
-    losses = losses_of(network, batch)
+    with differentiable_convolutions(network.eager):
+        losses = losses_of(network, batch)
     require_graph(losses)
     gradient: tuple[Tensor | None, ...] = torch.autograd.grad(
         losses, parameters, torch.ones_like(losses), create_graph=True, allow_unused=True

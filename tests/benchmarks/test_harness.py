@@ -1,6 +1,7 @@
 """The harness: what it measures, writes, keeps and leaves for another call."""
 
 import json
+import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from benchmarks import __main__ as harness
 from benchmarks import environment, timing
-from benchmarks.parts import Part, Sections, Setting, result_folder
+from benchmarks.parts import Part, Sections, Setting, place_of, result_folder
 from benchmarks.records import read_all
 
 CPU = torch.device("cpu")
@@ -133,6 +134,6 @@ def test_bad_arguments_are_refused(arguments: list[str]) -> None:
     assert refusal.value.code == 2
 
 
-def test_results_of_a_gpu_have_a_folder_and_a_table_of_their_own() -> None:
-    assert result_folder("product", CPU) == "product"
-    assert result_folder("product", torch.device("cuda")) == "product-cuda"
+def test_each_kind_of_hardware_has_folders_and_tables_of_its_own() -> None:
+    assert place_of(CPU) == platform.machine().lower()
+    assert result_folder("product", place_of(torch.device("cuda"))) == "product-cuda"

@@ -14,8 +14,8 @@ from benchmarks.environment import describe
 from benchmarks.parts import NOT_MEASURED, Section
 from benchmarks.records import write
 
-PAGE = "before\n\n<!-- generated:memory -->\nold\n<!-- end:memory -->\n\nafter\n"
-FIGURE = "<!-- generated:growth:figures -->\nold\n<!-- end:growth:figures -->\n"
+PAGE = "before\n\n<!-- generated:memory-x86_64 -->\nold\n<!-- end:memory-x86_64 -->\n\nafter\n"
+FIGURE = "<!-- generated:growth-x86_64:figures -->\nold\n<!-- end:growth-x86_64:figures -->\n"
 
 
 def memory() -> Section:
@@ -48,10 +48,10 @@ def growth() -> Section:
 
 
 def test_a_page_gets_its_table_between_the_marks(tmp_path: Path) -> None:
-    write(tmp_path / "memory" / "gauss-newton-10.json", memory())
+    write(tmp_path / "memory-x86_64" / "gauss-newton-10.json", memory())
     filled = pages.fill(PAGE, tmp_path)
     assert "| gauss-newton | 10 | 12.3 | 18 |" in filled
-    assert filled.startswith("before\n\n<!-- generated:memory -->\n\n| curvature")
+    assert filled.startswith("before\n\n<!-- generated:memory-x86_64 -->\n\n| curvature")
     assert pages.fill(filled, tmp_path) == filled
 
 
@@ -62,10 +62,13 @@ def test_without_results_a_table_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "problem"),
     [
-        ("<!-- generated:memory -->\n", "without its"),
-        ("<!-- generated:memory:a -->\n<!-- end:memory:b -->\n", "without its"),
+        ("<!-- generated:memory-x86_64 -->\n", "without its"),
+        ("<!-- generated:memory-x86_64:a -->\n<!-- end:memory-x86_64:b -->\n", "without its"),
         ("<!-- generated:other -->\n<!-- end:other -->\n", "'other'; there are product, memory"),
-        ("<!-- generated:step:x -->\n<!-- end:step:x -->\n", "'x' of step; there are phases"),
+        (
+            "<!-- generated:step-x86_64:x -->\n<!-- end:step-x86_64:x -->\n",
+            "'x' of step-x86_64; there are phases",
+        ),
     ],
 )
 def test_a_page_with_wrong_marks_is_named(page: str, problem: str, tmp_path: Path) -> None:
@@ -80,7 +83,7 @@ def test_outdated_pages_are_found_and_repaired(
     page = tmp_path / "docs" / "page.md"
     page.write_text(PAGE)
     (tmp_path / "README.md").write_text("no table here\n")
-    write(tmp_path / "memory" / "gauss-newton-10.json", memory())
+    write(tmp_path / "memory-x86_64" / "gauss-newton-10.json", memory())
     assert pages.update(tmp_path, tmp_path, check=True) == 1
     assert page.read_text() == PAGE
     assert "docs/page.md: out of date" in capsys.readouterr().out
@@ -96,7 +99,7 @@ def test_figures_are_drawn_where_the_page_links_to_them_and_the_same_each_time(
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs" / "benchmarks.md"
     page.write_text(FIGURE)
-    write(tmp_path / "growth" / "K.json", growth())
+    write(tmp_path / "growth-x86_64" / "K.json", growth())
     pages.update(tmp_path, tmp_path, check=False)
     link = re.search(r"!\[.+\]\((.+)\)", page.read_text())
     assert link is not None
@@ -113,7 +116,7 @@ def test_the_tables_of_readme_and_docs_are_up_to_date() -> None:
 
 def test_every_part_can_be_measured_on_both_devices() -> None:
     for part in PARTS.values():
-        for device in pages.DEVICES:
+        for device in pages.PLACES.values():
             names = part.sections(device)
             assert len(set(names)) == len(names) > 0
             # They are names of files.
