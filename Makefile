@@ -40,7 +40,7 @@ test-gpu: ## Run the tests that need a GPU, with PYTHON itself where its torch s
 	fi; \
 	files=$$(grep -rlE --include='test_*.py' '^[^#]*mark\.gpu' tests) || \
 	  { echo "make test-gpu: no test is marked with pytest.mark.gpu" >&2; exit 1; }; \
-	PYTHONPATH=src $$python -m pytest -q -rsfE -m gpu $$files
+	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $$python -m pytest -q -rsfE -m gpu $$files
 
 lint: $(VENV)/.installed-dev ## Check style, formatting and types
 	@$(VENV)/bin/ruff check $(CODE)

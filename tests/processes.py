@@ -14,8 +14,8 @@ SERVER.set_forkserver_preload(["krylov_descent.cli", "torch._dynamo"])
 
 
 def start(function: Callable[..., None], *arguments: Any) -> ForkServerProcess:
-    """Call a function of a module in a process of its own."""
-    process = SERVER.Process(target=function, args=arguments)
+    """Call a function of a module in a process of its own, which ends with this one."""
+    process = SERVER.Process(target=function, args=arguments, daemon=True)
     process.start()
     return process
 

@@ -52,6 +52,7 @@ Show = Annotated[
 Folder = Annotated[
     Path | None,
     typer.Option(
+        "--folder",  # typer 0.27 would call it --FOLDER, by its metavar
         metavar="FOLDER",
         help="For runs and results; by default runs/reproduce.",
         rich_help_panel=WHERE,

@@ -121,7 +121,10 @@ DataFolder = Annotated[
 Folder = Annotated[
     Path | None,
     typer.Option(
-        metavar="FOLDER", help="For what is written; by default in runs/.", rich_help_panel=WHERE
+        "--folder",  # typer 0.27 would call it --FOLDER, by its metavar
+        metavar="FOLDER",
+        help="For what is written; by default in runs/.",
+        rich_help_panel=WHERE,
     ),
 ]
 Resume = Annotated[
