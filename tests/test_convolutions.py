@@ -1,6 +1,7 @@
 """Products of convolutional nets: those of the dense matrix, without what nobody asked for."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -9,9 +10,12 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from krylov_descent.batches import Batch
 from krylov_descent.convolutions import differentiable_convolutions
 from krylov_descent.curvature import Curvature, CurvatureError, CurvatureKind
+from krylov_descent.double_backward import gauss_newton
 from krylov_descent.objective import Objective
+from krylov_descent.probes import kept_bytes
 
 
 class Checkpointed(nn.Sequential):
@@ -179,6 +183,17 @@ def test_a_product_has_no_convolution_too_many() -> None:
     # dW of both layers, and dx of the second; then one transposed convolution for each of them.
     assert counts["aten::convolution"] == 3
     assert counts["aten::convolution_backward"] == 2
+
+
+def test_a_linearisation_keeps_the_inputs_of_layers_and_no_more() -> None:
+    """Its backward pass is at u = 0, which is of no use to a product."""
+    torch.manual_seed(0)
+    layers = [nn.Conv1d(2, 3, 3, bias=False), nn.Conv1d(3, 4, 3, bias=False)]
+    model, x, y = nn.Sequential(*layers, nn.Flatten()), torch.randn(7, 2, 8), torch.randn(7, 16)
+    network = Objective(model, nn.MSELoss()).network
+    linearize = partial(gauss_newton, network, Batch(x, y, 7))
+    kept = kept_bytes(linearize, network.parameters.tensors)
+    assert kept == x.nbytes + layers[0](x).nbytes
 
 
 def test_afterwards_the_model_is_as_it_was() -> None:

@@ -20,9 +20,23 @@ from torch.nn.utils.parametrize import is_parametrized
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
+@dataclass(slots=True)
+class Convolutions:
+    """Those of some forward passes.
+
+    Attributes:
+        only_linear: what is differentiated of backward passes from now on is what they are linear
+            in, and nothing else need be kept for that. To be set after a forward pass, which may
+            differentiate by itself.
+    """
+
+    only_linear: bool = False
+
+
 @contextmanager
-def differentiable_convolutions(model: nn.Module) -> Iterator[None]:
+def differentiable_convolutions(model: nn.Module) -> Iterator[Convolutions]:
     """For a while, forward passes have convolutions with this double backward."""
+    convolutions = Convolutions()
     replaced = [
         module
         for module in model.modules()
@@ -33,15 +47,15 @@ def differentiable_convolutions(model: nn.Module) -> Iterator[None]:
         and not is_parametrized(module)
     ]
     for module in replaced:
-        module.forward = partial(_forward, module)
+        module.forward = partial(_forward, module, convolutions)
     try:
-        yield
+        yield convolutions
     finally:
         for module in replaced:
             del module.forward
 
 
-def _forward(module: Any, input: Tensor) -> Tensor:
+def _forward(module: Any, convolutions: Convolutions, input: Tensor) -> Tensor:
     """The module's own numbers, with as many tensors saved: a checkpoint counts them."""
     weight = module.weight
     transformed = torch._C._are_functorch_transforms_active()  # by a forward pass
@@ -49,7 +63,8 @@ def _forward(module: Any, input: Tensor) -> Tensor:
         result: Tensor = type(module).forward(module, input)
         return result
     geometry = _Geometry(module.stride, module.padding, module.dilation, module.groups)
-    found: Tensor = _Convolved.apply(input, weight, module.bias, geometry)  # type: ignore[no-untyped-call]
+    given = input, weight, module.bias, geometry, convolutions
+    found: Tensor = _Convolved.apply(*given)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -87,17 +102,26 @@ class _Convolved(torch.autograd.Function):
     """A convolution whose backward pass is `_Transposed`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, of: _Geometry) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        of: _Geometry,
+        convolutions: Convolutions,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.geometry = of
+        ctx.geometry, ctx.convolutions = of, convolutions
         return of.convolve(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
+        if ctx.convolutions.only_linear:
+            x, weight = x.detach(), weight.detach()
         mask = list(ctx.needs_input_grad[:3])
         found = _Transposed.apply(gradient, x, weight, ctx.geometry, mask)  # type: ignore[no-untyped-call]
-        return *found, None
+        return *found, None, None
 
 
 class _Transposed(torch.autograd.Function):
@@ -107,8 +131,10 @@ class _Transposed(torch.autograd.Function):
     def forward(
         ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, of: _Geometry, mask: list[bool]
     ) -> Any:
-        ctx.save_for_backward(gradient, x, weight)
-        ctx.geometry = of
+        # Towards x and weight it is that of `gradient`, which takes as much room as x.
+        elsewhere = any(ctx.needs_input_grad[1:3])
+        ctx.save_for_backward(gradient if elsewhere else None, x, weight)
+        ctx.geometry, ctx.shape = of, gradient.shape
         ctx.set_materialize_grads(False)
         return of.transposed(gradient, x, weight, mask)
 
@@ -121,7 +147,7 @@ class _Transposed(torch.autograd.Function):
             parts = [of.convolve(dx, weight)] if dx is not None else []
             parts += [of.convolve(x, dweight)] if dweight is not None else []
             parts += [dbias.reshape(-1, *[1] * (x.dim() - 2))] if dbias is not None else []
-            found[0] = sum(parts[1:], parts[0]).expand_as(gradient) if parts else None
+            found[0] = sum(parts[1:], parts[0]).expand(ctx.shape) if parts else None
         if to_x and dweight is not None:
             found[1] = of.transposed(gradient, x, dweight, [True, False, False])[0]
         if to_weight and dx is not None:

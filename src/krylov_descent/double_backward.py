@@ -66,8 +66,9 @@ def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian
 def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ JᵀH_E Jv over the batch; about 4/3 of a gradient a product."""
     model = network.eager
-    with recorded_linear_layers(model) as layers, differentiable_convolutions(model):
+    with recorded_linear_layers(model) as layers, differentiable_convolutions(model) as found:
         outputs = outputs_of(network, batch)
+    found.only_linear = True
     middle = network.output_hessian(outputs, batch)
     return linearize_outputs(Reach(network, layers), floating(outputs), middle)
 
@@ -75,8 +76,9 @@ def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
 def fisher(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ gᵢgᵢᵀv over the batch: Gauss-Newton of the per-sample losses with H_E = I."""
     model = network.eager
-    with recorded_linear_layers(model) as layers, differentiable_convolutions(model):
+    with recorded_linear_layers(model) as layers, differentiable_convolutions(model) as found:
         losses = losses_of(network, batch)
+    found.only_linear = True
     return linearize_outputs(Reach(network, layers), [losses], lambda tangents: tangents)
 
 
