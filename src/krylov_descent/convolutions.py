@@ -7,64 +7,24 @@ library is made. A Gauss-Newton product asks for the last alone, and took twice 
 of the two transposed ones that a backward pass has.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
+from torch import Tensor
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
-@dataclass(slots=True)
-class Convolutions:
-    """Those of some forward passes.
-
-    Attributes:
-        only_linear: what is differentiated of backward passes from now on is what they are linear
-            in, and nothing else need be kept for that. To be set after a forward pass, which may
-            differentiate by itself.
-    """
-
-    only_linear: bool = False
+from krylov_descent.asked_derivatives import AskedDerivatives, is_asked_for
 
 
-@contextmanager
-def differentiable_convolutions(model: nn.Module) -> Iterator[Convolutions]:
-    """For a while, forward passes have convolutions with this double backward."""
-    convolutions = Convolutions()
-    replaced = [
-        module
-        for module in model.modules()
-        if type(module) in CONVOLUTIONS
-        and "forward" not in vars(module)
-        and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
-        and not is_parametrized(module)
-    ]
-    for module in replaced:
-        module.forward = partial(_forward, module, convolutions)
-    try:
-        yield convolutions
-    finally:
-        for module in replaced:
-            del module.forward
-
-
-def _forward(module: Any, convolutions: Convolutions, input: Tensor) -> Tensor:
-    """The module's own numbers, with as many tensors saved: a checkpoint counts them."""
+def forward(module: Any, asked: AskedDerivatives, input: Tensor) -> Tensor | None:
+    """The forward pass of a convolution's module; None where it is not a plain one."""
     weight = module.weight
-    transformed = torch._C._are_functorch_transforms_active()  # by a forward pass
-    if transformed or input.dim() != weight.dim() or torch.is_autocast_enabled(input.device.type):
-        result: Tensor = type(module).forward(module, input)
-        return result
+    if module.padding_mode != "zeros" or isinstance(module.padding, str):
+        return None
+    if input.dim() != weight.dim():
+        return None
     geometry = _Geometry(module.stride, module.padding, module.dilation, module.groups)
-    given = input, weight, module.bias, geometry, convolutions
-    found: Tensor = _Convolved.apply(*given)  # type: ignore[no-untyped-call]
+    found: Tensor = _Convolved.apply(input, weight, module.bias, geometry, asked)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -108,16 +68,16 @@ class _Convolved(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         of: _Geometry,
-        convolutions: Convolutions,
+        asked: AskedDerivatives,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.geometry, ctx.convolutions = of, convolutions
+        ctx.geometry, ctx.asked = of, asked
         return of.convolve(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        if ctx.convolutions.only_linear:
+        if ctx.asked.only_linear:
             x, weight = x.detach(), weight.detach()
         mask = list(ctx.needs_input_grad[:3])
         found = _Transposed.apply(gradient, x, weight, ctx.geometry, mask)  # type: ignore[no-untyped-call]
@@ -141,7 +101,7 @@ class _Transposed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dx: Tensor | None, dweight: Tensor | None, dbias: Tensor | None) -> Any:
         gradient, x, weight = ctx.saved_tensors
-        of, (to_gradient, to_x, to_weight) = ctx.geometry, map(_is_asked_for, ctx.next_functions)
+        of, (to_gradient, to_x, to_weight) = ctx.geometry, map(is_asked_for, ctx.next_functions)
         found: list[Tensor | None] = [None, None, None]
         if to_gradient:
             parts = [of.convolve(dx, weight)] if dx is not None else []
@@ -153,17 +113,3 @@ class _Transposed(torch.autograd.Function):
         if to_weight and dx is not None:
             found[2] = of.transposed(gradient, dx, weight, [False, True, False])[1]
         return *found, None, None
-
-
-def _is_asked_for(edge: tuple[Any, int]) -> bool:
-    """Whether the backward pass that is under way goes there; torch's own operations ask this, too.
-
-    `needs_input_grad` tells whether any could.
-    """
-    node, _ = edge
-    if node is None:
-        return False
-    try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # a leaf whose gradient is asked for
-        return True

@@ -10,8 +10,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from krylov_descent.batches import Batch, Tree, tensors_in
-from krylov_descent.convolutions import differentiable_convolutions
 from krylov_descent.forward_mode import BatchProduct
+from krylov_descent.lean_layers import lean_layers
 from krylov_descent.linear_layers import Reach, recorded_linear_layers
 from krylov_descent.losses import OutputHessian
 from krylov_descent.network import Network, require_graph
@@ -66,9 +66,8 @@ def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian
 def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ JᵀH_E Jv over the batch; about 4/3 of a gradient a product."""
     model = network.eager
-    with recorded_linear_layers(model) as layers, differentiable_convolutions(model) as found:
+    with recorded_linear_layers(model) as layers, lean_layers(model, only_linear=True):
         outputs = outputs_of(network, batch)
-    found.only_linear = True
     middle = network.output_hessian(outputs, batch)
     return linearize_outputs(Reach(network, layers), floating(outputs), middle)
 
@@ -76,16 +75,15 @@ def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
 def fisher(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ gᵢgᵢᵀv over the batch: Gauss-Newton of the per-sample losses with H_E = I."""
     model = network.eager
-    with recorded_linear_layers(model) as layers, differentiable_convolutions(model) as found:
+    with recorded_linear_layers(model) as layers, lean_layers(model, only_linear=True):
         losses = losses_of(network, batch)
-    found.only_linear = True
     return linearize_outputs(Reach(network, layers), [losses], lambda tangents: tangents)
 
 
 def hessian(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ ∂²nᵢ v over the batch: the derivative of the gradient along v (Pearlmutter)."""
     parameters = network.parameters.tensors
-    with differentiable_convolutions(network.eager):
+    with lean_layers(network.eager):
         losses = losses_of(network, batch)
     require_graph(losses)
     gradient: tuple[Tensor | None, ...] = torch.autograd.grad(

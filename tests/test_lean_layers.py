@@ -1,4 +1,4 @@
-"""Products of convolutional nets: those of the dense matrix, without what nobody asked for."""
+"""Products through layers with a double backward of their own: those of the dense matrix."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,9 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from krylov_descent.batches import Batch
-from krylov_descent.convolutions import differentiable_convolutions
 from krylov_descent.curvature import Curvature, CurvatureError, CurvatureKind
 from krylov_descent.double_backward import gauss_newton
+from krylov_descent.lean_layers import lean_layers
 from krylov_descent.objective import Objective
 from krylov_descent.probes import kept_bytes
 
@@ -22,6 +22,11 @@ class Checkpointed(nn.Sequential):
     def forward(self, input: Tensor) -> Tensor:
         result: Tensor = checkpoint(super().forward, input, use_reentrant=False)
         return result
+
+
+class ChannelsLast(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last)
 
 
 def twice(layer: nn.Module) -> list[nn.Module]:
@@ -58,6 +63,37 @@ NETS: dict[str, tuple[Callable[[], list[nn.Module]], tuple[int, ...]]] = {
     "three dimensions": (lambda: [nn.Conv3d(1, 2, 2), nn.Tanh()], (1, 3, 3, 3)),
     "called twice": (lambda: twice(nn.Conv1d(2, 2, 3, padding=1)), (2, 5)),
     "parametrized": (lambda: [weight_norm(nn.Conv1d(2, 3, 3)), nn.Tanh()], (2, 5)),
+    "layer norms": (
+        lambda: [nn.LayerNorm(5), nn.Linear(5, 4), nn.Tanh(), nn.LayerNorm([3, 4], bias=False)],
+        (3, 5),
+    ),
+    "nothing to train": (
+        lambda: [nn.Linear(5, 4), nn.LayerNorm(4, elementwise_affine=False), nn.Tanh()],
+        (3, 5),
+    ),
+    "group norms": (
+        lambda: [
+            nn.GroupNorm(1, 2),
+            nn.Conv2d(2, 4, 2),
+            nn.GroupNorm(2, 4),
+            nn.Tanh(),
+            nn.Conv2d(4, 3, 2),
+            nn.GroupNorm(3, 3, affine=False),
+        ],
+        (2, 4, 4),
+    ),
+    "channels last": (
+        lambda: [nn.Conv2d(2, 4, 2), ChannelsLast(), nn.GroupNorm(2, 4), nn.LayerNorm([4, 3, 3])],
+        (2, 4, 4),
+    ),
+    "checkpointed norms": (
+        lambda: [
+            Checkpointed(
+                nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.LayerNorm(4), nn.Tanh()
+            )
+        ],
+        (2, 6),
+    ),
     "checkpointed": (
         lambda: [Checkpointed(nn.Conv1d(2, 3, 3), nn.Tanh(), nn.Conv1d(3, 2, 2))],
         (2, 6),
@@ -93,12 +129,11 @@ def dense(model: nn.Module, x: Tensor, y: Tensor, kind: CurvatureKind) -> Tensor
 
 
 class Slope(nn.Module):
-    """The derivative of a convolutional net along its input, as physics-informed nets have it."""
+    """The derivative of a net along its input, as physics-informed nets have it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *body: nn.Module) -> None:
         super().__init__()
-        body = [nn.Conv1d(2, 3, 3), nn.Tanh(), nn.Conv1d(3, 2, 2), nn.Flatten(), nn.Linear(6, 2)]
-        self.body = nn.Sequential(*body)
+        self.body = nn.Sequential(*body, nn.Flatten(), nn.Linear(6, 2))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
@@ -108,10 +143,21 @@ class Slope(nn.Module):
         return result
 
 
+BODIES: dict[str, Callable[[], list[nn.Module]]] = {
+    "convolutions": lambda: [nn.Conv1d(2, 3, 3), nn.Tanh(), nn.Conv1d(3, 2, 2)],
+    "norms": lambda: [
+        *(nn.LayerNorm(6), nn.Conv1d(2, 4, 4), nn.GroupNorm(2, 4), nn.Tanh()),
+        *(nn.LayerNorm(3, elementwise_affine=False), nn.Conv1d(4, 2, 1)),
+    ],
+}
+
+
 @pytest.mark.parametrize("kind", ["gauss-newton", "fisher"])
-def test_a_forward_pass_may_differentiate_convolutions(kind: CurvatureKind) -> None:
+@pytest.mark.parametrize("body", BODIES)
+def test_a_forward_pass_may_differentiate_them(body: str, kind: CurvatureKind) -> None:
     torch.manual_seed(0)
-    model, x, y = Slope().double(), torch.randn(7, 2, 6).double(), torch.randn(7, 2).double()
+    model, x, y = Slope(*BODIES[body]()).double(), torch.randn(7, 2, 6), torch.randn(7, 2)
+    x, y = x.double(), y.double()
     objective = Objective(model, nn.MSELoss())
     v = torch.randn(objective.parameters.numel).double()
     matrix = dense(model, x, y, kind)
@@ -135,7 +181,7 @@ def test_the_hessian_is_the_derivative_of_the_gradient(name: str) -> None:
     v = torch.randn(objective.parameters.numel).double()
     found = Curvature("hessian").at(objective, tuple(data))(v)
     expected = hessian_by_differences(objective, (data[0], data[1]), v)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -172,17 +218,52 @@ def test_frozen_weights_are_no_directions() -> None:
     torch.testing.assert_close(found, matrix @ v, rtol=1e-10, atol=1e-12)
 
 
-def test_a_product_has_no_convolution_too_many() -> None:
-    model, x, y = net("strides and no bias")
+@pytest.mark.parametrize("frozen", [["weight"], ["bias"], ["weight", "bias"]])
+@pytest.mark.parametrize("name", ["layer norms", "group norms"])
+def test_parts_of_norms_may_be_frozen(name: str, frozen: list[str]) -> None:
+    model, x, y = net(name)
+    norms = {m for m in model.modules() if isinstance(m, nn.LayerNorm | nn.GroupNorm)}
+    still = {id(p) for m in norms for key, p in m.named_parameters() if key in frozen}
+    rows = [id(p) not in still for p in model.parameters() for _ in p.flatten()]
+    matrix = dense(model, x, y, "gauss-newton")[rows][:, rows]
+    for p in model.parameters():
+        p.requires_grad_(id(p) not in still)
+    objective = Objective(model, nn.MSELoss())
+    v = torch.randn(objective.parameters.numel).double()
+    found = Curvature().at(objective, (x, y))(v)
+    torch.testing.assert_close(found, matrix @ v, rtol=1e-10, atol=1e-12)
+
+
+def operations_of_a_product(name: str) -> dict[str, int]:
+    model, x, y = net(name)
     product = Curvature().at(Objective(model, nn.MSELoss()), (x, y))
     v = torch.randn(sum(p.numel() for p in model.parameters())).double()
     product(v)
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         product(v)
-    counts = {event.key: event.count for event in seen.key_averages()}
+    return {event.key: event.count for event in seen.key_averages()}
+
+
+def test_a_product_has_no_convolution_too_many() -> None:
+    counts = operations_of_a_product("strides and no bias")
     # dW of both layers, and dx of the second; then one transposed convolution for each of them.
     assert counts["aten::convolution"] == 3
     assert counts["aten::convolution_backward"] == 2
+
+
+def test_a_product_has_a_norm_forward_and_twice_backward() -> None:
+    counts = operations_of_a_product("layer norms")
+    # Nothing moves with the weights in front of the first of two.
+    assert counts["aten::native_layer_norm"] == 2
+    assert counts["aten::native_layer_norm_backward"] == 3
+
+
+def test_norms_of_mixed_precision_are_torchs_own() -> None:
+    torch.manual_seed(0)
+    x, norm = torch.randn(7, 5).bfloat16(), nn.LayerNorm(5)
+    expected = norm(x)
+    with lean_layers(norm, only_linear=True):
+        assert torch.equal(norm(x), expected)
 
 
 def test_a_linearisation_keeps_the_inputs_of_layers_and_no_more() -> None:
@@ -196,15 +277,17 @@ def test_a_linearisation_keeps_the_inputs_of_layers_and_no_more() -> None:
     assert kept == x.nbytes + layers[0](x).nbytes
 
 
-def test_afterwards_the_model_is_as_it_was() -> None:
-    model, x, _ = net("strides and no bias")
-    with differentiable_convolutions(model):
+@pytest.mark.parametrize("only_linear", [False, True])
+@pytest.mark.parametrize("name", ["strides and no bias", "layer norms", "group norms"])
+def test_afterwards_the_model_is_as_it_was(name: str, only_linear: bool) -> None:
+    model, x, _ = net(name)
+    with lean_layers(model, only_linear=only_linear):
         within = model(x)
     after = model(x)
     assert torch.equal(within, after)
-    first = next(model.parameters())
-    gradients = [torch.autograd.grad(z.sum(), first, create_graph=True)[0] for z in (within, after)]
-    torch.testing.assert_close(gradients[0], gradients[1])
+    weights = list(model.parameters())
+    gradients = [torch.autograd.grad(z.sum(), weights, retain_graph=True) for z in (within, after)]
+    torch.testing.assert_close(*gradients)
     assert not any("forward" in vars(module) for module in model.modules())
 
 
@@ -214,6 +297,6 @@ def test_autocast_keeps_torchs_own() -> None:
     model.float()
     with torch.autocast("cpu", torch.bfloat16):
         expected = model(x.float())
-        with differentiable_convolutions(model):
+        with lean_layers(model):
             found = model(x.float())
     assert torch.equal(found, expected)
