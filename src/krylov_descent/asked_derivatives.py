@@ -11,14 +11,16 @@ import torch
 
 @dataclass(slots=True)
 class AskedDerivatives:
-    """Of the backward passes through some forward passes.
+    """Of backward passes through what some forward passes have computed.
 
     Attributes:
-        only_linear: the derivative along what they are linear in, and no other, so that nothing
-            need be kept for others. To be set after the forward passes, which may differentiate by
-            themselves.
+        known: False while the forward passes go on, which may differentiate by themselves, in
+            any way that torch has: until then its own operations are to be used for that.
+        only_linear: the derivative along what backward passes are linear in, and no other, so that
+            nothing need be kept for others.
     """
 
+    known: bool = False
     only_linear: bool = False
 
 

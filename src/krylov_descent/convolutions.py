@@ -7,7 +7,9 @@ library is made. A Gauss-Newton product asks for the last alone, and took twice 
 of the two transposed ones that a backward pass has.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,23 +18,37 @@ from torch import Tensor
 from krylov_descent.asked_derivatives import AskedDerivatives, is_asked_for
 
 
-def forward(module: Any, asked: AskedDerivatives, input: Tensor) -> Tensor | None:
-    """The forward pass of a convolution's module; None where it is not a plain one."""
-    weight = module.weight
-    if module.padding_mode != "zeros" or isinstance(module.padding, str):
+def convolve(
+    asked: AskedDerivatives,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    """What torch's function of these arguments returns; None where padding has a name."""
+    dimensions = weight.dim() - 2
+    if isinstance(padding, str) or input.dim() != weight.dim():
         return None
-    if input.dim() != weight.dim():
-        return None
-    geometry = _Geometry(module.stride, module.padding, module.dilation, module.groups)
-    found: Tensor = _Convolved.apply(input, weight, module.bias, geometry, asked)  # type: ignore[no-untyped-call]
+    each = partial(_each, dimensions)
+    geometry = _Geometry(each(stride), each(padding), each(dilation), groups)
+    found: Tensor = _Convolved.apply(input, weight, bias, geometry, asked)  # type: ignore[no-untyped-call]
     return found
+
+
+def _each(dimensions: int, number: int | Sequence[int]) -> list[int]:
+    """One for each dimension; torch takes a single one for all of them."""
+    numbers = [number] if isinstance(number, int) else list(number)
+    return numbers * dimensions if len(numbers) == 1 else numbers
 
 
 @dataclass(frozen=True, slots=True)
 class _Geometry:
-    stride: tuple[int, ...]
-    padding: Any
-    dilation: tuple[int, ...]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
     groups: int
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -77,9 +93,11 @@ class _Convolved(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
+        mask = list(ctx.needs_input_grad[:3])
+        if not ctx.asked.known:
+            return *ctx.geometry.transposed(gradient, x, weight, mask), None, None
         if ctx.asked.only_linear:
             x, weight = x.detach(), weight.detach()
-        mask = list(ctx.needs_input_grad[:3])
         found = _Transposed.apply(gradient, x, weight, ctx.geometry, mask)  # type: ignore[no-untyped-call]
         return *found, None, None
 

@@ -26,7 +26,7 @@ from krylov_descent.batches import Batch, Stream, Tree, as_samples, map_tensors
 from krylov_descent.derivative_checks import check_double_backward, check_symmetric
 from krylov_descent.double_backward import floating, losses_of, outputs_of
 from krylov_descent.forward_mode import BatchProduct
-from krylov_descent.lean_layers import lean_layers
+from krylov_descent.lean_functions import LeanFunctions
 from krylov_descent.losses import first_line
 from krylov_descent.network import Network
 from krylov_descent.objective import Objective
@@ -113,13 +113,13 @@ class Curvature:
         if not self.keeps_graphs:
             return
         if self.kind == "gauss-newton":
-            with lean_layers(network.eager):
+            with LeanFunctions():
                 outputs = outputs_of(network, few)
             _check_loss(network, outputs, few, epsilon)
             _warn_of_linear_loss(network, outputs, few)
             check_double_backward(floating(outputs), parameters, epsilon)
         else:
-            with lean_layers(network.eager):
+            with LeanFunctions():
                 losses = losses_of(network, few)
             check_double_backward([losses], parameters, epsilon)
 

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from krylov_descent.batches import Batch, Tree, tensors_in
 from krylov_descent.forward_mode import BatchProduct
-from krylov_descent.lean_layers import lean_layers
+from krylov_descent.lean_functions import LeanFunctions
 from krylov_descent.linear_layers import Reach, recorded_linear_layers
 from krylov_descent.losses import OutputHessian
 from krylov_descent.network import Network, require_graph
@@ -65,8 +65,7 @@ def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian
 
 def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ JᵀH_E Jv over the batch; about 4/3 of a gradient a product."""
-    model = network.eager
-    with recorded_linear_layers(model) as layers, lean_layers(model, only_linear=True):
+    with recorded_linear_layers(network.eager) as layers, LeanFunctions(only_linear=True):
         outputs = outputs_of(network, batch)
     middle = network.output_hessian(outputs, batch)
     return linearize_outputs(Reach(network, layers), floating(outputs), middle)
@@ -74,8 +73,7 @@ def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
 
 def fisher(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ gᵢgᵢᵀv over the batch: Gauss-Newton of the per-sample losses with H_E = I."""
-    model = network.eager
-    with recorded_linear_layers(model) as layers, lean_layers(model, only_linear=True):
+    with recorded_linear_layers(network.eager) as layers, LeanFunctions(only_linear=True):
         losses = losses_of(network, batch)
     return linearize_outputs(Reach(network, layers), [losses], lambda tangents: tangents)
 
@@ -83,7 +81,7 @@ def fisher(network: Network, batch: Batch) -> BatchProduct:
 def hessian(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ ∂²nᵢ v over the batch: the derivative of the gradient along v (Pearlmutter)."""
     parameters = network.parameters.tensors
-    with lean_layers(network.eager):
+    with LeanFunctions():
         losses = losses_of(network, batch)
     require_graph(losses)
     gradient: tuple[Tensor | None, ...] = torch.autograd.grad(

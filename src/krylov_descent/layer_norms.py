@@ -7,6 +7,7 @@ and x̂ dγ + dβ, which is the layer with other numbers in it (`products_of_nor
 results/trials/kernels.json).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,12 +18,18 @@ from krylov_descent.asked_derivatives import AskedDerivatives
 aten = torch.ops.aten
 
 
-def forward(module: Any, asked: AskedDerivatives, x: Tensor) -> Tensor | None:
-    """The module's forward pass; None where it is of mixed precision."""
-    if module.weight is not None and module.weight.dtype != x.dtype:
-        return None
-    shape = list(module.normalized_shape)
-    given = x, module.weight, module.bias, shape, module.eps, asked
+def normalize(
+    asked: AskedDerivatives,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """What torch's function of these arguments returns."""
+    del cudnn_enable  # which torch ignores
+    given = input, weight, bias, list(normalized_shape), eps, asked
     found: Tensor = _Normalized.apply(*given)  # type: ignore[no-untyped-call]
     return found
 

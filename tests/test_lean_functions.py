@@ -1,11 +1,15 @@
 """Products through layers with a double backward of their own: those of the dense matrix."""
 
+import copy
+import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.utils.parametrizations import weight_norm
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
@@ -13,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from krylov_descent.batches import Batch
 from krylov_descent.curvature import Curvature, CurvatureError, CurvatureKind
 from krylov_descent.double_backward import gauss_newton
-from krylov_descent.lean_layers import lean_layers
+from krylov_descent.lean_functions import LeanFunctions
 from krylov_descent.objective import Objective
 from krylov_descent.probes import kept_bytes
 
@@ -262,7 +266,7 @@ def test_norms_of_mixed_precision_are_torchs_own() -> None:
     torch.manual_seed(0)
     x, norm = torch.randn(7, 5).bfloat16(), nn.LayerNorm(5)
     expected = norm(x)
-    with lean_layers(norm, only_linear=True):
+    with LeanFunctions(only_linear=True):
         assert torch.equal(norm(x), expected)
 
 
@@ -281,14 +285,13 @@ def test_a_linearisation_keeps_the_inputs_of_layers_and_no_more() -> None:
 @pytest.mark.parametrize("name", ["strides and no bias", "layer norms", "group norms"])
 def test_afterwards_the_model_is_as_it_was(name: str, only_linear: bool) -> None:
     model, x, _ = net(name)
-    with lean_layers(model, only_linear=only_linear):
+    with LeanFunctions(only_linear=only_linear):
         within = model(x)
     after = model(x)
     assert torch.equal(within, after)
     weights = list(model.parameters())
     gradients = [torch.autograd.grad(z.sum(), weights, retain_graph=True) for z in (within, after)]
     torch.testing.assert_close(*gradients)
-    assert not any("forward" in vars(module) for module in model.modules())
 
 
 @pytest.mark.filterwarnings("ignore:.*mkldnn_matmul failed:UserWarning")
@@ -297,6 +300,100 @@ def test_autocast_keeps_torchs_own() -> None:
     model.float()
     with torch.autocast("cpu", torch.bfloat16):
         expected = model(x.float())
-        with lean_layers(model):
+        with LeanFunctions():
             found = model(x.float())
     assert torch.equal(found, expected)
+
+
+class BatchedSlope(nn.Module):
+    """Several derivatives at once, which torch has by a transform of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv1d(2, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        z = self.layer(x)
+        few = z.tanh().sum(0).flatten()[:3]
+        directions = torch.eye(3, dtype=x.dtype)
+        (slopes,) = torch.autograd.grad(
+            few, x, directions, create_graph=True, is_grads_batched=True
+        )
+        result: Tensor = (z + slopes.sum(0)).sum(-1)
+        return result
+
+
+class ForwardSlope(nn.Module):
+    """A derivative along a direction, by forward mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv1d(2, 2, 3), nn.LayerNorm(4), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        with forward_ad.dual_level():
+            z, slope = forward_ad.unpack_dual(
+                self.body(forward_ad.make_dual(x, torch.ones_like(x)))
+            )
+            assert slope is not None
+            result: Tensor = (z + slope).sum(-1)
+            return result
+
+
+class OtherWeights(nn.Module):
+    """A copy of a layer with weights that are made in the forward pass."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = copy.copy(self.layer)
+        layer._parameters = {}
+        layer.weight = 3 * self.layer.weight  # type: ignore[operator,assignment]
+        layer.bias = self.layer.bias
+        result: Tensor = layer(x).tanh().sum(-1)
+        return result
+
+
+def single_numbers() -> nn.Module:
+    layer: Any = nn.Conv1d(2, 2, 3)
+    layer.stride, layer.padding, layer.dilation = 2, 1, 1
+    return nn.Sequential(layer, nn.Flatten())
+
+
+UNUSUAL: dict[str, Callable[[], nn.Module]] = {
+    "several derivatives at once": BatchedSlope,
+    "forward mode": ForwardSlope,
+    "copied convolution": lambda: OtherWeights(nn.Conv1d(2, 2, 3)),
+    "copied norm": lambda: OtherWeights(nn.LayerNorm(6)),
+    "single numbers": single_numbers,
+}
+
+
+@pytest.mark.parametrize("kind", ["gauss-newton", "fisher"])
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_forward_passes(name: str, kind: CurvatureKind) -> None:
+    torch.manual_seed(0)
+    model, x = UNUSUAL[name]().double(), torch.randn(7, 2, 6).double()
+    y = torch.randn_like(model(x).detach())
+    matrix = dense(model, x, y, kind) * (2 / y.shape[1] if kind == "gauss-newton" else 1)
+    objective = Objective(model, nn.MSELoss())
+    v = torch.randn(objective.parameters.numel).double()
+    found = Curvature(kind).at(objective, (x, y))(v)
+    torch.testing.assert_close(found, matrix @ v, rtol=1e-10, atol=1e-12)
+
+
+def test_other_threads_have_torchs_own() -> None:
+    model, x, _ = net("layer norms")
+    found: list[Tensor] = []
+    with LeanFunctions(only_linear=True):
+        thread = threading.Thread(target=lambda: found.append(model(x)))
+        thread.start()
+        thread.join()
+    weights, curved = list(model.parameters()), []
+    for z in (found[0], model(x)):
+        slope = torch.autograd.grad(z.square().sum(), weights, create_graph=True)
+        curved.append(torch.autograd.grad([s.sum() for s in slope], weights))
+    torch.testing.assert_close(*curved)
