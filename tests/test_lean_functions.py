@@ -170,12 +170,14 @@ def test_a_forward_pass_may_differentiate_them(body: str, kind: CurvatureKind) -
 
 
 def hessian_by_differences(objective: Objective, data: tuple[Tensor, Tensor], v: Tensor) -> Tensor:
-    theta, gradients = objective.parameters.copy(), []
-    for step in (1e-5, -1e-5):
-        objective.parameters.assign(theta + step * v)
-        gradients.append(objective.value_and_gradient(data).gradient)
+    """Of gradients at four points, with an error of the fifth derivative times step⁴ / 30."""
+    theta, step = objective.parameters.copy(), 1e-4
+    total = torch.zeros_like(theta)
+    for k, weight in {-2: 1, -1: -8, 1: 8, 2: -1}.items():
+        objective.parameters.assign(theta + k * step * v)
+        total += weight * objective.value_and_gradient(data).gradient
     objective.parameters.assign(theta)
-    return (gradients[0] - gradients[1]) / 2e-5
+    return total / (12 * step)
 
 
 @pytest.mark.parametrize("name", [name for name in NETS if name != "parametrized"])
@@ -185,7 +187,7 @@ def test_the_hessian_is_the_derivative_of_the_gradient(name: str) -> None:
     v = torch.randn(objective.parameters.numel).double()
     found = Curvature("hessian").at(objective, tuple(data))(v)
     expected = hessian_by_differences(objective, (data[0], data[1]), v)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -265,9 +267,9 @@ def test_a_product_has_a_norm_forward_and_twice_backward() -> None:
 def test_norms_of_mixed_precision_are_torchs_own() -> None:
     torch.manual_seed(0)
     x, norm = torch.randn(7, 5).bfloat16(), nn.LayerNorm(5)
-    expected = norm(x)
     with LeanFunctions(only_linear=True):
-        assert torch.equal(norm(x), expected)
+        found, lean = norm(x), norm(x.float())
+    assert type(found.grad_fn) is type(norm(x).grad_fn) is not type(lean.grad_fn)
 
 
 def test_a_linearisation_keeps_the_inputs_of_layers_and_no_more() -> None:

@@ -75,7 +75,7 @@ class _Geometry:
 
 
 class _Convolved(torch.autograd.Function):
-    """A convolution whose backward pass is `_Transposed`."""
+    """A convolution whose backward pass is `_Transposed`, once the forward passes are over."""
 
     @staticmethod
     def forward(
@@ -109,9 +109,9 @@ class _Transposed(torch.autograd.Function):
     def forward(
         ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, of: _Geometry, mask: list[bool]
     ) -> Any:
-        # Towards x and weight it is that of `gradient`, which takes as much room as x.
-        elsewhere = any(ctx.needs_input_grad[1:3])
-        ctx.save_for_backward(gradient if elsewhere else None, x, weight)
+        # Derivatives towards x and weight alone need it, and it takes as much room as x.
+        needed = any(ctx.needs_input_grad[1:3])
+        ctx.save_for_backward(gradient if needed else None, x, weight)
         ctx.geometry, ctx.shape = of, gradient.shape
         ctx.set_materialize_grads(False)
         return of.transposed(gradient, x, weight, mask)

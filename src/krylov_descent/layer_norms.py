@@ -1,7 +1,7 @@
 """Layer normalisation whose double backward is short where it can be.
 
 Such a layer is γx̂ + β, with x̂ the normalised x. Torch's derivative of its backward pass is made of
-some forty operations, because it has all derivatives at once. Along what comes back it is the
+dozens of operations, because it has all derivatives at once. Along what comes back it is the
 derivative of the layer itself: γ times the backward pass of a layer without γ, which is symmetric,
 and x̂ dγ + dβ, which is the layer with other numbers in it (`products_of_norms` in
 results/trials/kernels.json).
