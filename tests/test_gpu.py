@@ -258,6 +258,25 @@ def test_tf32_is_for_derivatives_and_not_for_values() -> None:
         assert rounded.step(data).loss == pytest.approx(value, rel=1e-6)
 
 
+@pytest.mark.parametrize("told", ["none", "ieee"])
+def test_squares_are_rough_unless_torch_was_told_not_to(told: str) -> None:
+    data = torch.randn(4096, 64, device=DEVICE), torch.randn(4096, 64, device=DEVICE)
+    model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64)).to(DEVICE)
+    exact = Objective(copy.deepcopy(model).double(), nn.MSELoss())
+    expected = exact.value_gradient_and_squares(tuple(t.double() for t in data))
+    settings: Any = torch.backends.cuda.matmul  # whose annotations lack the setting
+    before = settings.fp32_precision
+    try:
+        settings.fp32_precision = told
+        found = Objective(model, nn.MSELoss()).value_gradient_and_squares(data)
+        assert settings.fp32_precision == told
+    finally:
+        settings.fp32_precision = before
+    error = float((found.squares / expected.squares - 1).abs().max())
+    assert 1e-5 < error < 2e-3 if told == "none" else error < 1e-5
+    torch.testing.assert_close(found.gradient.double(), expected.gradient, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_rounding_to_tf32_is_no_missing_derivative(seed: int) -> None:
     """The check of double backward knows the precision: no warning, and the graphs are kept."""

@@ -34,7 +34,7 @@ from krylov_descent.parameters import Pieces
 
 # Of δᵀx: under autocast and in tf32 autograd's own gradient is rounded to few digits.
 FINE_TOLERANCE, COARSE_TOLERANCE = 1e-3, 3e-2
-BRANCHES = 8
+BRANCHES = 16
 
 Result = TypeVar("Result")
 
@@ -122,8 +122,9 @@ class Reach:
         # Modules hold the original parameters, also where the network works on aliases.
         position = {id(p): i for i, p in enumerate(network.original.parameters.tensors)}
         names = {id(module): name for name, module in network.eager.named_modules()}
+        ones = functools.cache(partial(torch.ones, 1, device=network.parameters.device))
         self._layers = [
-            _Factored(layer, position)
+            _Factored(layer, position, ones)
             for layer in layers
             if names.get(id(layer.module)) in network.trusted_layers and layer.in_graph()
         ]
@@ -180,9 +181,17 @@ def losses_and_gradients(network: Network, batch: Batch) -> tuple[Tensor, list[T
 
 
 class _Factored:
-    """A trusted layer, with the places of its parameters; None for one that is not trained."""
+    """A trusted layer, with the places of its parameters; None for one that is not trained.
 
-    def __init__(self, layer: LinearLayer, position: dict[int, int]) -> None:
+    Args:
+        layer: its calls.
+        position: of each parameter, by its id.
+        ones: `ones(m, dtype=...)` is a row [1, m] of them, which layers may share.
+    """
+
+    def __init__(
+        self, layer: LinearLayer, position: dict[int, int], ones: Callable[..., Tensor]
+    ) -> None:
         module = layer.module
         self.outputs = [get_gradient_edge(z) for z in layer.outputs]
         self._kinds = [(z.shape, z.dtype) for z in layer.outputs]
@@ -190,7 +199,7 @@ class _Factored:
         self.bias = position.get(id(module.bias))
         rows = [x.reshape(-1, x.shape[-1]) for x in layer.inputs]
         self._rows = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(module.weight.dtype)
-        self._ones = self._rows.new_ones(1, len(self._rows))
+        self._ones = ones(len(self._rows), dtype=self._rows.dtype)
 
     def to_parameters(
         self, deltas: Sequence[Tensor | None], places: Sequence[Tensor | None]
@@ -326,13 +335,14 @@ def trusted_layers(
         losses, outputs, torch.ones_like(losses), retain_graph=True, allow_unused=True
     )
     uses, tolerance = uses_of_parameters(losses), trust_tolerance(epsilon)
+    ones = partial(torch.ones, 1, device=losses.device)
     found, start = set(), 0
     for layer in candidates:
         own = deltas[start : (start := start + len(layer.outputs))]
         if not layer.is_all_of(uses, own):
             continue
         anywhere = [None] * len(position)
-        gradients = _Factored(layer, position).to_parameters(own, anywhere)
+        gradients = _Factored(layer, position, ones).to_parameters(own, anywhere)
         # A gradient of zero proves nothing.
         if gradients and all(_agrees(gradient, exact[i], tolerance) for i, gradient in gradients):
             found.add(names[id(layer.module)])

@@ -114,7 +114,7 @@ class FlatParameters:
 
     def decay_term(self) -> Tensor:
         """½ Σ λ‖p‖² at the parameters as they are, summed in float64, still on their device."""
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        total: Tensor | None = None
         for decay in set(self.weight_decay) - {0.0}:
             chosen = [
                 p.detach()
@@ -122,8 +122,9 @@ class FlatParameters:
                 if own == decay
             ]
             norms = torch.stack(torch._foreach_norm(chosen, 2, dtype=torch.float64))
-            total = total + 0.5 * decay * norms.square().sum()
-        return total
+            term = 0.5 * decay * norms.square().sum()
+            total = term if total is None else total + term
+        return torch.zeros((), dtype=torch.float64, device=self.device) if total is None else total
 
     def decay_value(self) -> float:
         """½ Σ λ‖p‖² as a number."""
@@ -147,6 +148,9 @@ class FlatParameters:
 
     def add_decay_constant(self, diagonal: Tensor) -> None:
         """Add λ to each entry of a diagonal [n], in place."""
+        if len(set(self.weight_decay)) == 1:
+            diagonal.add_(self.weight_decay[0])
+            return
         for target, decay in zip(self.pieces(diagonal), self.weight_decay, strict=True):
             if decay:
                 target.add_(decay)

@@ -31,6 +31,7 @@ from krylov_descent.linear_layers import (
 )
 from krylov_descent.losses import first_line
 from krylov_descent.network import Network, require_graph
+from krylov_descent.precision import rough_products
 from krylov_descent.probes import epsilon_of
 
 # What holds for these holds for all.
@@ -255,7 +256,9 @@ def _factored(
     if len(calls) == 1 and calls[0][0].dim() == 2:
         x, delta = calls[0]
         squared = delta.square()
-        found = [(weight, delta.t() @ x, squared.t() @ x.square())]
+        with rough_products():
+            squares = squared.t() @ x.square()
+        found = [(weight, delta.t() @ x, squares)]
         if bias is not None:
             # Products, because on a GPU a sum over rows takes several times as long.
             ones = delta.new_ones(len(delta))

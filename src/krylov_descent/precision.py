@@ -43,6 +43,22 @@ def forward_precision() -> Iterator[None]:
         SETTINGS.fp32_precision = here
 
 
+@contextmanager
+def rough_products() -> Iterator[None]:
+    """Matrix products of float32 in TensorFloat-32, unless torch was told how it is to do them.
+
+    For sums of squares that are no part of a derivative: their terms cannot cancel.
+    """
+    free = SETTINGS.fp32_precision == "none"
+    if free:
+        SETTINGS.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        if free:
+            SETTINGS.fp32_precision = "none"
+
+
 def precisions() -> tuple[str, str]:
     """The settings now, in a forward pass and elsewhere."""
     with forward_precision():

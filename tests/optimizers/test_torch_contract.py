@@ -220,14 +220,15 @@ def test_gradients_or_a_closure_instead_of_data_are_refused() -> None:
     assert optimizer.step(samples()).status is Status.MOVED
 
 
-def test_an_inherited_precision_goes_on_being_inherited() -> None:
+@pytest.mark.parametrize(("first", "then"), [("none", "tf32"), ("tf32", "ieee"), ("ieee", "tf32")])
+def test_an_inherited_precision_goes_on_being_inherited(first: str, then: str) -> None:
     backends: Any = torch.backends  # whose annotations lack the setting
     before = backends.fp32_precision
     try:
-        backends.fp32_precision = "tf32"
+        backends.fp32_precision = first
         plain(network()).step(samples())
-        backends.fp32_precision = "ieee"
-        assert backends.cuda.matmul.fp32_precision == "ieee"
+        backends.fp32_precision = then
+        assert backends.cuda.matmul.fp32_precision == then
     finally:
         backends.fp32_precision = before
 
