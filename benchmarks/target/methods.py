@@ -63,7 +63,7 @@ METHODS: dict[str, Method] = {
     "ksd-diagonal": Method(
         title="KSD (Fisher diagonal)", gpu_only=True, kind="ksd", column=DIAGONAL
     ),
-    "ksd-float32": Method(title="KSD (float32 throughout)", tf32=False, gpu_only=True, kind="ksd"),
+    "ksd-float32": Method(title="KSD (float32)", tf32=False, gpu_only=True, kind="ksd"),
     "hf-tf32": Method(title="HF (tf32 products)", tf32=True, gpu_only=True, kind="hf"),
     "adam-tf32": Method(
         title="Adam (tf32)", rates=ADAPTIVE_RATES, tf32=True, gpu_only=True, kind="adam"
