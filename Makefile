@@ -19,8 +19,11 @@ demo: $(VENV)/.installed-lab ## Train a small autoencoder with five optimisers; 
 	@rm -rf demo
 	@$(VENV)/bin/ksd compare curves --small --seconds 15 --folder demo
 
+# A process for each core, with one thread: most tests are too small for more. What a file sets up for
+# its tests is set up once, so each file is for one process.
 test: $(VENV)/.installed-dev ## Run the tests (those that need a GPU are skipped by name)
-	@$(VENV)/bin/python -m pytest -q -rsfE --no-fold-skipped
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -rsfE --no-fold-skipped \
+	  -n auto --dist loadfile
 
 # GPU machines often allow no installation: an interpreter that already sees a GPU is used as it is.
 # Only the files that hold GPU tests are collected, so the others' imports need not be there.

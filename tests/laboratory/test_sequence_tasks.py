@@ -146,7 +146,7 @@ def test_the_shortest_sequences_are_right_too(name: str) -> None:
     assert len(inputs) == len(targets)
 
 
-@pytest.mark.parametrize("name", set(TASKS) - {"memorization-5"})
+@pytest.mark.parametrize("name", sorted(set(TASKS) - {"memorization-5"}))
 def test_the_seed_decides(name: str) -> None:
     draw: Draw = partial(TASKS[name].draw)
     first, again, other = (draw(20, 20, np.random.default_rng(seed)) for seed in (1, 1, 2))
