@@ -335,7 +335,7 @@ def trusted_layers(
         losses, outputs, torch.ones_like(losses), retain_graph=True, allow_unused=True
     )
     uses, tolerance = uses_of_parameters(losses), trust_tolerance(epsilon)
-    ones = partial(torch.ones, 1, device=losses.device)
+    ones = partial(torch.ones, 1, device=network.parameters.device)
     found, start = set(), 0
     for layer in candidates:
         own = deltas[start : (start := start + len(layer.outputs))]

@@ -148,8 +148,11 @@ class FlatParameters:
 
     def add_decay_constant(self, diagonal: Tensor) -> None:
         """Add λ to each entry of a diagonal [n], in place."""
-        if len(set(self.weight_decay)) == 1:
-            diagonal.add_(self.weight_decay[0])
+        decays = set(self.weight_decay)
+        if decays == {0.0}:
+            return
+        if len(decays) == 1:
+            diagonal.add_(decays.pop())
             return
         for target, decay in zip(self.pieces(diagonal), self.weight_decay, strict=True):
             if decay:

@@ -90,7 +90,8 @@ class KSD(DataOptimizer):
             them as they are.
         tf32: on a GPU, backward passes and curvature products in TensorFloat-32: several times as
             fast for large layers, with three digits. Forward passes keep torch's own setting, so
-            what is minimised stays exact.
+            what is minimised stays exact. (The squares for "fisher-diagonal" may be in
+            TensorFloat-32 in any case: see `precision.rough_products`.)
         basis: "replicated" keeps the whole basis on every rank; "sharded" keeps a slice of each
             vector, and sends vectors in each evaluation (see below).
         basis_dtype: torch.bfloat16 to keep the basis in half the memory of float32.
