@@ -51,7 +51,8 @@ class Case:
         dimension: K.
         goal: milliseconds, or multiples of the floor, that it is to reach.
         goal_unit: which of the two.
-        precision: of backward passes and products; forward passes are always float32.
+        precision: of backward passes and products; forward passes are always float32. (The squares
+            for the Fisher diagonal are in tf32 on a GPU, which the floor of float32 leaves out.)
         options: of KSD, that ask for that precision.
     """
 

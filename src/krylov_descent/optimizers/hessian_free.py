@@ -64,7 +64,8 @@ class HessianFree(DataOptimizer):
         cuda_graphs: on a GPU, record products and evaluations once and replay them; False to run
             them as they are.
         tf32: on a GPU, curvature products in TensorFloat-32: faster for large layers, with three
-            digits. Gradient and forward passes keep torch's own setting.
+            digits. Gradient and forward passes keep torch's own setting. (The squares for the
+            preconditioner may be in TensorFloat-32 in any case: see `precision.rough_products`.)
 
     Under an initialised process group (`torchrun`) each rank gives its own part of the data to
     `step` and gets the result of one process on all of them.
