@@ -31,6 +31,7 @@ from torch.nn import functional as F
 from krylov_descent.batches import Batch
 from krylov_descent.network import Network, require_graph
 from krylov_descent.parameters import Pieces
+from krylov_descent.tensor_cores.entry import under_way
 
 # Of δᵀx: under autocast and in tf32 autograd's own gradient is rounded to few digits.
 FINE_TOLERANCE, COARSE_TOLERANCE = 1e-3, 3e-2
@@ -145,12 +146,12 @@ class Reach:
     def to_parameters(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """From a derivative towards `tensors` to one towards the parameters.
 
-        On a CPU they are written where they belong in a vector, which saves a copy of all of it.
-        On a GPU they are not: its kernels want pieces that begin evenly, and copy quickly.
+        They are written where they belong in a vector, which saves a copy of all of it; but not
+        by torch's kernels for a GPU, which want pieces that begin evenly, and copy quickly.
         """
         pieces: list[Tensor | None] = [None] * len(self._parameters.tensors)
         places, vector = list(pieces), None
-        if self._parameters.device.type == "cpu":
+        if self._parameters.device.type == "cpu" or under_way() is not None:
             vector = self._parameters.empty()
             places[:] = self._parameters.pieces(vector)
         jobs, start = [], 0

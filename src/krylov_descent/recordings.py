@@ -19,17 +19,19 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, Tree, tensors_in
 from krylov_descent.forward_mode import BatchProduct
+from krylov_descent.linear_layers import side_by_side
 from krylov_descent.losses import first_line
 from krylov_descent.network import Network
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.precision import precisions
+from krylov_descent.tensor_cores.entry import tensor_core_products, under_way
 
 LARGEST = 16 << 20
 PULSE, PULSE_SAMPLES = "pulse", 8
@@ -292,7 +294,9 @@ class _Aliased(Network):
         return self._original
 
     def outputs(self, batch: Batch, *, eager: bool = False) -> Tree:
-        original = self._original
+        products, original = under_way(), self._original
+        if products is not None:
+            side_by_side(products.prepare(self.parameters.tensors))
         return original.call_with(
             self.parameters.tensors, self.names, lambda: original.outputs(batch, eager=eager)
         )
@@ -323,7 +327,8 @@ class Recording:
             if rehearsal is part:
                 raise
         # A library may want to set itself up for a size that the short form does not have.
-        self._graph, self._result = found or _record(whole, rehearsal=whole)
+        found = found or _record(whole, rehearsal=whole)
+        self._graph, self._result = found.graph, found.result
 
     def load(self, batch: Batch, given: tuple[Tensor, ...]) -> None:
         """Take up what is read from now on."""
@@ -366,15 +371,16 @@ class RecordedProduct:
         self._batch = static
         self._vector = parameters.copy()
         prepare = partial(linearize, network, static)
-        self._linearization, product = _record(prepare, rehearsal=prepare)
+        linearization = _record(prepare, rehearsal=prepare)
+        self._linearization, product = linearization.graph, linearization.result
         self._linearization.replay()
 
         def apply() -> Tensor:
             return parameters.flatten(product(parameters.pieces(self._vector)))
 
-        pool = self._linearization.pool()
-        self._graph, self._result = _record(apply, rehearsal=apply, pool=pool)
-        self._autograd_graph = product  # holds the activations
+        applied = _record(apply, rehearsal=apply, after=linearization)
+        self._graph, self._result = applied.graph, applied.result
+        self._before = linearization  # holds the activations
 
     def load(self, batch: Batch) -> None:
         """Linearise at the parameters as they are, over these samples."""
@@ -404,22 +410,51 @@ def _recording_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+@dataclass(frozen=True, slots=True)
+class _Recorded(Generic[Result]):
+    """What was recorded.
+
+    Attributes:
+        graph: of kernels.
+        result: of the function.
+        products: what is known of the matrices in it, and holds it.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    result: Result
+    products: Any
+
+
 def _record(
-    function: Callable[[], Result], *, rehearsal: Callable[[], Any], pool: Any = None
-) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """Record a function, after a rehearsal in which libraries set themselves up."""
+    function: Callable[[], Result],
+    *,
+    rehearsal: Callable[[], Any],
+    after: _Recorded[Any] | None = None,
+) -> _Recorded[Result]:
+    """Record a function, after a rehearsal in which libraries set themselves up.
+
+    Args:
+        function: what to record.
+        rehearsal: it, or a short form of it.
+        after: what is replayed before this, and whose memory it may use.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    before, pool = (None, None) if after is None else (after.products, after.graph.pool())
     current, side = torch.cuda.current_stream(), _recording_stream(torch.cuda.current_device())
     side.wait_stream(current)
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), tensor_core_products(device, before):
         rehearsal()
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:
         # Other threads, of data loaders, may go on copying to the device meanwhile.
-        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"),
+            tensor_core_products(device, before) as products,
+        ):
             result = function()
     except BaseException:
         # torch leaves the recording's stream in place when the recording fails.
         torch.cuda.set_stream(current)
         raise
-    return graph, result
+    return _Recorded(graph, result, products)

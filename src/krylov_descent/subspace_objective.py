@@ -189,12 +189,13 @@ class SubspaceObjective(ObjectiveAround):
             parameters = network.parameters
             point = theta + slots.t() @ c
             parameters.assign(point)
-            losses, gradients = losses_and_gradients(network, batch)
+            decay, (losses, gradients) = side_by_side(
+                [parameters.decay_term, partial(losses_and_gradients, network, batch)]
+            )
             # In one dtype, and of whole vectors: other kernels take two to five times as long.
             gradient = parameters.flatten(gradients).mul_(normaliser.reciprocal().to(theta.dtype))
             parameters.add_decay(gradient, point)
-            value = losses.sum(dtype=torch.float64) / normaliser
-            value = value + parameters.decay_term()
+            value = losses.sum(dtype=torch.float64) / normaliser + decay
             return torch.cat([value.unsqueeze(0), (slots @ gradient).double()])
 
         return self._objective.recordings.load(

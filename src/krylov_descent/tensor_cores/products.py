@@ -1,0 +1,323 @@
+"""Products of float32 matrices that run on tensor cores, wherever in a forward or backward pass.
+
+While a part of a step is recorded, every operation on tensors passes by here. What a recording
+holds are kernels, so it costs nothing afterwards that they were chosen in Python.
+
+A product needs both matrices as `Halves`. These are made once for a matrix that is used several
+times (a weight going forward and back, an input for values and for weight gradients), and by the
+function that computes the matrix, where it is one of those that are known: sigmoid and its like.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from krylov_descent.precision import SETTINGS
+from krylov_descent.tensor_cores import halves, kernels
+from krylov_descent.tensor_cores.halves import Halves
+
+aten = torch.ops.aten
+# Fewer multiplications than this are as fast elsewhere; longer sums and larger matrices are none of
+# a layer's (all inner products between the rows of a basis, say).
+LEAST_WORK, LONGEST_SUM, LARGEST_MATRIX = 1 << 17, 1 << 17, 1 << 28
+LEAST_NUMBERS = 1 << 12
+BOUNDS = 1 << 14
+
+# A combination of fewer rows than this, each of so many numbers or more, is a basis and not a layer.
+MOST_ROWS, LEAST_COLUMNS = 256, 1 << 16
+
+FUNCTIONS: dict[Any, int] = {
+    aten.sigmoid.default: kernels.SIGMOID,
+    aten.tanh.default: kernels.TANH,
+    aten.relu.default: kernels.RELU,
+    aten.sigmoid_backward.default: kernels.SIGMOID_BACKWARD,
+    aten.tanh_backward.default: kernels.TANH_BACKWARD,
+    aten.threshold_backward.default: kernels.RELU_BACKWARD,
+}
+BOUNDED_BY_ONE = (kernels.SIGMOID, kernels.TANH)
+BACKWARD = (kernels.SIGMOID_BACKWARD, kernels.TANH_BACKWARD, kernels.RELU_BACKWARD)
+
+Key = tuple[int, int, int, int]
+
+
+# One or two, each [1]: the largest absolute value of a matrix is not above their sum.
+Bounds = tuple[Tensor, ...]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a matrix, as long as it lives and does not change.
+
+    Attributes:
+        storage: where the matrix is.
+        version: of the matrix.
+        what: its halves, or its bounds.
+        stream: on which that was found.
+        found: there, after it.
+    """
+
+    storage: StorageWeakRef
+    version: int
+    what: Any
+    stream: torch.cuda.Stream
+    found: torch.cuda.Event
+
+    def is_of(self, version: int) -> bool:
+        """Whether it is known of the matrix as it is now."""
+        return self.version == version and not self.storage.expired()
+
+
+class TensorCoreProducts(TorchDispatchMode):
+    """For a while, products of float32 matrices on this device are made of products in fp16.
+
+    Of three, with the digits of float32, or of one where torch is told to have tf32; but not where
+    it is told to follow IEEE.
+
+    Args:
+        device: the GPU.
+        before: what was recorded before this, and is always replayed before it.
+    """
+
+    def __init__(self, device: torch.device, before: "TensorCoreProducts | None" = None) -> None:
+        super().__init__()
+        self._device, self._before = device, before
+        # All at once: a recording sets them back to zero with a kernel before everything else. The
+        # first stays zero, and the second is one.
+        self._room = torch.zeros(BOUNDS, dtype=torch.int32, device=device)
+        self._zero, self._one, self._used = self._room[:1], self._room[1:2], 2
+        self._one.view(torch.float32).fill_(1)
+        self._halves: dict[Key, _Known] = {}
+        self._bounds: dict[Key, _Known] = {}
+        self._special: dict[Any, Callable[..., Any]] = {
+            aten.mm.default: self._mm,
+            aten.mm.out: self._mm_out,
+            aten.addmm.default: self._addmm,
+            aten.mv.default: self._mv,
+            aten.addmv_.default: self._addmv_,
+            aten.add.Tensor: self._add,
+            aten.add_.Tensor: self._add_,
+            aten.pow.Tensor_Scalar: self._pow,
+        }
+        for function, kind in FUNCTIONS.items():
+            self._special[function] = partial(self._function, function, kind)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Called in place of all operations on tensors."""
+        return self._special.get(func, func)(*args, **(kwargs or {}))
+
+    def prepare(self, matrices: Sequence[Tensor]) -> list[Callable[[], Any]]:
+        """Jobs that make the halves of these, where they are matrices to multiply with."""
+        return [
+            partial(self._halves_of, matrix, matrix._version)
+            for matrix in matrices
+            if self._is_rows(matrix) and matrix.dim() == 2 and min(matrix.shape) > 1
+        ]
+
+    # Operations -----------------------------------------------------------------------------
+
+    def _mm(self, a: Tensor, b: Tensor) -> Any:
+        found = self._product(a, b)
+        return aten.mm.default(a, b) if found is None else found
+
+    def _mm_out(self, a: Tensor, b: Tensor, *, out: Tensor) -> Any:
+        fits = self._is_rows(out) and out.shape == (a.shape[0], b.shape[1])
+        found = self._product(a, b, out=out) if fits else None
+        return aten.mm.out(a, b, out=out) if found is None else found
+
+    def _addmm(self, bias: Tensor, a: Tensor, b: Tensor, **factors: Any) -> Any:
+        plain = not factors and self._is_ours(bias) and bias.is_contiguous()
+        found = self._product(a, b, bias) if plain and bias.shape == b.shape[1:] else None
+        return aten.addmm.default(bias, a, b, **factors) if found is None else found
+
+    def _mv(self, a: Tensor, x: Tensor) -> Any:
+        if self._is_combination(a, x):
+            return halves.combine(a.t(), x)
+        return aten.mv.default(a, x)
+
+    def _addmv_(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
+        if set(factors) <= {"alpha"} and factors.get("alpha", 1) in (1, -1):
+            if self._is_combination(a, x) and self._is_ours(y) and y.is_contiguous():
+                return halves.combine(a.t(), x, y, factors.get("alpha", 1))
+        return aten.addmv_.default(y, a, x, **factors)
+
+    def _add(self, a: Any, b: Any, **factors: Any) -> Any:
+        bounds = None if factors else self._sum_of_bounds(a, b)
+        found = aten.add.Tensor(a, b, **factors)
+        if bounds is not None and self._is_rows(found):
+            self._remember(self._bounds, _rows_of(found), bounds)
+        return found
+
+    def _add_(self, a: Any, b: Any, **factors: Any) -> Any:
+        bounds = None if factors else self._sum_of_bounds(a, b)
+        found = aten.add_.Tensor(a, b, **factors)
+        if bounds is not None:  # torch counts the change after this
+            self._remember(self._bounds, _rows_of(found), bounds, found._version + 1)
+        return found
+
+    def _pow(self, x: Tensor, exponent: Any) -> Any:
+        if exponent == 2:
+            return self._function(aten.pow.Tensor_Scalar, kernels.SQUARE, x, exponent)
+        return aten.pow.Tensor_Scalar(x, exponent)
+
+    def _function(self, function: Any, kind: int, *args: Any) -> Any:
+        x = args[0]
+        y = args[1] if kind in BACKWARD else x
+        bounds: Bounds | None = None
+        if self._is_rows(x) and x.numel() >= LEAST_NUMBERS:
+            bounds = (self._one,) if kind in BOUNDED_BY_ONE else self._bounds_of(x)
+        fits = self._is_rows(y) and y.shape == x.shape and args[2:] in ((), (0,))  # relu's threshold
+        if bounds is None or not fits:
+            return function(*args)
+        out = torch.empty_like(x)
+        found = self._split(_rows_of(x), bounds, kind, y, out)
+        self._remember(self._halves, _rows_of(out), found)
+        if kind != kernels.SQUARE:
+            self._remember(self._bounds, _rows_of(out), bounds)
+        return out
+
+    # Products -------------------------------------------------------------------------------
+
+    def _product(
+        self, a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor | None:
+        """a [M, K] times b [K, N] plus bias [N]; None where it is better made elsewhere."""
+        precision = SETTINGS.fp32_precision
+        (m, k), n = a.shape, b.shape[1]
+        if (
+            precision not in ("none", "tf32")
+            or m * n * k < LEAST_WORK
+            or min(m, n) < 2
+            or k > LONGEST_SUM
+            or not (self._is_ours(a) and self._is_ours(b))
+            or max(a.numel(), b.numel(), m * n) > LARGEST_MATRIX
+        ):
+            return None
+        a_along, b_along = a.stride(1) == 1, b.stride(0) == 1
+        rows_of_a, rows_of_b = a if a_along else a.t(), b.t() if b_along else b
+        if not (_has_rows(rows_of_a) and _has_rows(rows_of_b)):
+            return None
+        # A weight gradient is the last of its kind: nothing is multiplied with it.
+        bound = self._new_bound() if a_along and out is None else None
+        found = halves.product(
+            self._halves_of(rows_of_a, a._version),
+            self._halves_of(rows_of_b, b._version),
+            a_along=a_along,
+            b_along=b_along,
+            three=precision == "none",
+            bias=bias,
+            bound=bound,
+            out=out,
+        )
+        if bound is not None:
+            self._remember(self._bounds, found, (bound,))
+        return found
+
+    def _halves_of(self, rows: Tensor, version: int) -> Halves:
+        found: Halves | None = self._recall(self._halves, rows, version)
+        if found is None:
+            bounds: Bounds | None = self._recall(self._bounds, rows, version)
+            if bounds is None:
+                bound = self._new_bound()
+                bound = torch.zeros_like(self._zero) if bound is None else bound
+                halves.find_bound(rows, bound)
+                bounds = (bound,)
+                self._remember(self._bounds, rows, bounds, version)
+            found = self._split(rows, bounds)
+            self._remember(self._halves, rows, found, version)
+        return found
+
+    def _split(self, rows: Tensor, bounds: Bounds, *function: Any) -> Halves:
+        one, other = (*bounds, self._zero)[:2]
+        return halves.split(rows, one, other, *function)
+
+    # Bounds ---------------------------------------------------------------------------------
+
+    def _new_bound(self) -> Tensor | None:
+        """Zero at first; None where there are no more of them."""
+        if self._used == len(self._room):
+            return None
+        self._used += 1
+        return self._room[self._used - 1 : self._used]
+
+    def _bounds_of(self, x: Any) -> Bounds | None:
+        found: Bounds | None = None
+        if isinstance(x, Tensor) and self._is_rows(x):
+            found = self._recall(self._bounds, _rows_of(x), x._version)
+        return found
+
+    def _sum_of_bounds(self, a: Any, b: Any) -> Bounds | None:
+        one, other = self._bounds_of(a), self._bounds_of(b)
+        both = None if one is None or other is None else one + other
+        return both if both is not None and len(both) <= 2 and a.shape == b.shape else None
+
+    # What is known ----------------------------------------------------------------------------
+
+    def _is_ours(self, x: Tensor) -> bool:
+        return x.dtype is torch.float32 and x.device == self._device
+
+    def _is_rows(self, x: Tensor) -> bool:
+        """Whether it is one of ours that lies in memory row by row, without gaps."""
+        return self._is_ours(x) and x.dim() >= 2 and x.shape[-1] > 1 and x.is_contiguous()
+
+    def _is_combination(self, a: Tensor, x: Tensor) -> bool:
+        """Whether a [n, count] times x is a sum of a few long rows."""
+        size, count = a.shape
+        return (
+            self._is_ours(a)
+            and self._is_ours(x)
+            and count <= MOST_ROWS
+            and size >= LEAST_COLUMNS
+            and a.stride(0) == 1
+            and x.is_contiguous()
+        )
+
+    def _remember(
+        self, where: dict[Key, _Known], rows: Tensor, what: Any, version: int = 0
+    ) -> None:
+        for key in [key for key, known in where.items() if known.storage.expired()]:
+            del where[key]  # the memory may be another's by now
+        stream = torch.cuda.current_stream(self._device)
+        storage = StorageWeakRef(rows.untyped_storage())
+        where[_key(rows)] = _Known(storage, version, what, stream, stream.record_event())
+
+    def _recall(self, where: dict[Key, _Known], rows: Tensor, version: int) -> Any:
+        """What is known of a matrix.
+
+        Args:
+            where: halves or bounds.
+            rows: of the matrix; may be a view that was made here, which has no version of its own.
+            version: of the matrix.
+        """
+        known = where.get(_key(rows))
+        if known is not None and known.is_of(version):
+            stream = torch.cuda.current_stream(self._device)
+            if stream != known.stream:
+                stream.wait_event(known.found)
+            return known.what
+        if self._before is None:
+            return None
+        # There is nothing to wait for: that recording is replayed as a whole before this one.
+        earlier = self._before._halves if where is self._halves else self._before._bounds
+        known = earlier.get(_key(rows))
+        return known.what if known is not None and known.is_of(version) else None
+
+
+def _rows_of(x: Tensor) -> Tensor:
+    return x.view(-1, x.shape[-1])
+
+
+def _key(rows: Tensor) -> Key:
+    return rows.data_ptr(), rows.shape[0], rows.shape[1], rows.stride(0)
+
+
+def _has_rows(x: Tensor) -> bool:
+    """Whether it lies in memory row by row."""
+    return x.stride(1) == 1 and x.stride(0) >= x.shape[1]
