@@ -36,6 +36,7 @@ from krylov_descent.tensor_cores.entry import under_way
 # Of δᵀx: under autocast and in tf32 autograd's own gradient is rounded to few digits.
 FINE_TOLERANCE, COARSE_TOLERANCE = 1e-3, 3e-2
 BRANCHES = 16
+_taken: set[torch.cuda.Stream] = set()  # by jobs that have jobs side by side themselves
 
 Result = TypeVar("Result")
 
@@ -219,13 +220,14 @@ class _Factored:
         ]
         delta = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(self._rows.dtype)
         found = []
-        if self.weight is not None:
-            found.append((self.weight, torch.mm(delta.t(), self._rows, out=places[self.weight])))
         if self.bias is not None:
             place = places[self.bias]
             row = None if place is None else place.unsqueeze(0)
-            # A product, because on a GPU a sum over rows takes several times as long.
+            # A product, because on a GPU a sum over rows takes several times as long. First, so that
+            # it runs beside the larger products of other layers.
             found.append((self.bias, torch.mm(self._ones, delta, out=row).squeeze(0)))
+        if self.weight is not None:
+            found.append((self.weight, torch.mm(delta.t(), self._rows, out=places[self.weight])))
         return found
 
     def from_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
@@ -263,17 +265,20 @@ def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return [job() for job in jobs]
     current = torch.cuda.current_stream()
-    branches, here = _branches(torch.cuda.current_device())[: len(jobs)], current.record_event()
-    for branch in branches:
-        branch.wait_event(here)
+    free = [branch for branch in _branches(torch.cuda.current_device()) if branch not in _taken]
+    branches, here = free[: len(jobs)] or [current], current.record_event()
+    _taken.update(branches)
     results = []
     try:
+        for branch in branches:
+            branch.wait_event(here)
         # Set by hand: a context for each job would take as long as the job.
         for job, branch in zip(jobs, itertools.cycle(branches), strict=False):
             torch.cuda.set_stream(branch)
             results.append(job())
     finally:
         torch.cuda.set_stream(current)
+        _taken.difference_update(branches)
     for branch in branches:
         current.wait_stream(branch)
     return results

@@ -131,9 +131,10 @@ class SubspaceObjective(ObjectiveAround):
         else:
             rank = self._subspace.rank
             self._coefficients.numpy()[:rank] = self._coordinates.to_basis(a)
-            launched: Tensor = self._evaluation(self._coefficients)
+            self._numbers.copy_(self._evaluation(self._coefficients), non_blocking=True)
             self._coordinates.find()  # at the start, while the GPU is busy with it
-            numbers = launched.cpu().numpy()
+            torch.cuda.current_stream(self._theta.device).synchronize()
+            numbers = self._numbers.numpy()
             value, projected = float(numbers[0]), numbers[1 : 1 + rank]
         self.samples_seen += self.samples
         return value, self._coordinates.from_gradient(projected)
@@ -161,7 +162,7 @@ class SubspaceObjective(ObjectiveAround):
         if self._evaluation is not None and self._batch is not None:
             along = np.zeros(len(self._coefficients))
             along[: len(direction)] = self._coordinates.to_basis(direction)
-            recording = self._record_error_sums(self._batch, np.outer(steps, along))
+            recording = self._record_error_sums(self._batch, along, steps)
         if recording is not None:
             found: Tensor = recording().cpu()
             return found
@@ -181,7 +182,8 @@ class SubspaceObjective(ObjectiveAround):
         if not self._normaliser:  # the objective says what is wrong
             return None
         # Those of unused slots are zero.
-        self._coefficients = torch.zeros(len(slots), dtype=slots.dtype)
+        self._coefficients = torch.zeros(len(slots), dtype=slots.dtype, pin_memory=True)
+        self._numbers = torch.zeros(1 + len(slots), dtype=torch.float64, pin_memory=True)
 
         def evaluate(
             network: Network, batch: Batch, theta: Tensor, normaliser: Tensor, c: Tensor
@@ -208,18 +210,24 @@ class SubspaceObjective(ObjectiveAround):
             fixed=(slots,),
         )
 
-    def _record_error_sums(self, batch: Batch, coefficients: Vector) -> Recording | None:
+    def _record_error_sums(
+        self, batch: Batch, along: Vector, steps: list[float]
+    ) -> Recording | None:
         slots, theta = self._subspace.slots, self._theta
         assert slots is not None
         apart = self._may_be_side_by_side(batch)
 
         def error_sums_at_points(
-            network: Network, batch: Batch, theta: Tensor, coefficients: Tensor
+            network: Network, batch: Batch, theta: Tensor, numbers: Tensor
         ) -> Tensor:
-            def losses_at(c: Tensor) -> Tensor:
-                return network.losses_at(theta + slots.t() @ c, batch).detach().double()
+            along, lengths = numbers.split([len(slots), len(steps)])
+            direction = slots.t() @ along
 
-            jobs = [partial(losses_at, c) for c in coefficients]
+            def losses_at(length: Tensor) -> Tensor:
+                point = torch.addcmul(theta, direction, length)
+                return network.losses_at(point, batch).detach().double()
+
+            jobs = [partial(losses_at, length) for length in lengths]
             with self._objective.value_mode():
                 losses = side_by_side(jobs) if apart else [job() for job in jobs]
             return error_sums(torch.stack(losses))
@@ -229,7 +237,7 @@ class SubspaceObjective(ObjectiveAround):
             error_sums_at_points,
             batch,
             theta,
-            torch.from_numpy(coefficients).to(slots),
+            torch.from_numpy(np.concatenate([along, steps])).to(slots),
             fixed=(slots,),
         )
 

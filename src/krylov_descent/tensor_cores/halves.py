@@ -18,8 +18,9 @@ from krylov_descent.tensor_cores import kernels
 SMALL, WIDE, LARGE = (64, 64, 64, 4, 3), (64, 128, 64, 4, 3), (128, 128, 64, 8, 3)
 # Rows and columns of halves are filled up with zeros to multiples of this.
 EVEN = 16
-# What is gone through number by number is so in blocks of this many of them.
-BLOCK = 2048
+# What is gone through number by number is so in blocks of this many of them; short ones where each
+# number of the result is made of several.
+BLOCK, SHORT = 2048, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ def product(
         num_stages=stages,
     )
     if shares > 1:
-        kernels.add_up[(-(-out.numel() // BLOCK),)](parts, out, out.numel(), shares, BLOCK=BLOCK)
+        kernels.add_up[(-(-out.numel() // SHORT),)](parts, out, out.numel(), shares, BLOCK=SHORT)
     return out
 
 
@@ -170,7 +171,7 @@ def combine(
     """
     count, size = rows.shape
     out = rows.new_empty(size) if start is None else start
-    kernels.combine[(-(-size // BLOCK),)](
+    kernels.combine[(-(-size // SHORT),)](
         rows,
         coefficients,
         out,
@@ -179,8 +180,15 @@ def combine(
         count,
         rows.stride(0),
         0 if start is None else sign,
-        BLOCK=BLOCK,
+        BLOCK=SHORT,
     )
+    return out
+
+
+def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    """Of each number, between its sigmoid and a target; both without gaps."""
+    out = torch.empty_like(x)
+    kernels.cross_entropy[(-(-x.numel() // BLOCK),)](x, target, out, x.numel(), BLOCK=BLOCK)
     return out
 
 

@@ -99,6 +99,17 @@ def split(
         tl.store(unscale, 1 / scale)
 
 
+@triton.jit(do_not_specialize=["size"])
+def cross_entropy(x, target, out, size, BLOCK: tl.constexpr):
+    """out [size] = -target log σ(x) - (1 - target) log σ(-x)."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    z = tl.load(x + at, at < size, 0.0)
+    rest = libdevice.log1p(tl.exp(-tl.abs(z)))
+    # Written so that NaN stays NaN.
+    entropy = tl.where(z < 0, 0.0, z) - z * tl.load(target + at, at < size, 0.0) + rest
+    tl.store(out + at, entropy, at < size)
+
+
 @triton.jit(do_not_specialize=["size", "count"])
 def add_up(parts, out, size, count, BLOCK: tl.constexpr):
     """out [size] = Σ parts [count, size]."""

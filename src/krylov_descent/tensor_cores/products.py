@@ -25,7 +25,7 @@ from krylov_descent.tensor_cores.halves import Halves
 aten = torch.ops.aten
 # Fewer multiplications than this are as fast elsewhere; longer sums and larger matrices are none of
 # a layer's (all inner products between the rows of a basis, say).
-LEAST_WORK, LONGEST_SUM, LARGEST_MATRIX = 1 << 17, 1 << 17, 1 << 28
+LEAST_WORK, LONGEST_SUM, LARGEST_MATRIX = 1 << 15, 1 << 17, 1 << 28
 LEAST_NUMBERS = 1 << 12
 BOUNDS = 1 << 14
 
@@ -103,6 +103,7 @@ class TensorCoreProducts(TorchDispatchMode):
             aten.add.Tensor: self._add,
             aten.add_.Tensor: self._add_,
             aten.pow.Tensor_Scalar: self._pow,
+            aten.binary_cross_entropy_with_logits.default: self._cross_entropy,
         }
         for function, kind in FUNCTIONS.items():
             self._special[function] = partial(self._function, function, kind)
@@ -166,6 +167,13 @@ class TensorCoreProducts(TorchDispatchMode):
         if exponent == 2:
             return self._function(aten.pow.Tensor_Scalar, kernels.SQUARE, x, exponent)
         return aten.pow.Tensor_Scalar(x, exponent)
+
+    def _cross_entropy(self, x: Tensor, target: Tensor, *options: Any) -> Any:
+        """Of each number: torch has five kernels for that."""
+        plain = options in ((None, None, 0), (None, None, "none"))
+        if plain and self._is_rows(x) and self._is_rows(target) and x.shape == target.shape:
+            return halves.cross_entropy(x, target)
+        return aten.binary_cross_entropy_with_logits.default(x, target, *options)
 
     def _function(self, function: Any, kind: int, *args: Any) -> Any:
         x = args[0]
