@@ -223,8 +223,8 @@ class _Factored:
         if self.bias is not None:
             place = places[self.bias]
             row = None if place is None else place.unsqueeze(0)
-            # A product, because on a GPU a sum over rows takes several times as long. First, so that
-            # it runs beside the larger products of other layers.
+            # A product, because on a GPU a sum over rows takes several times as long; the first, so
+            # that it runs beside the larger ones of other layers.
             found.append((self.bias, torch.mm(self._ones, delta, out=row).squeeze(0)))
         if self.weight is not None:
             found.append((self.weight, torch.mm(delta.t(), self._rows, out=places[self.weight])))

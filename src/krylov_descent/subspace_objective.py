@@ -6,8 +6,9 @@ depends on float64, float32, tf32 or bfloat16, on the model and on the number of
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -191,9 +192,11 @@ class SubspaceObjective(ObjectiveAround):
             parameters = network.parameters
             point = theta + slots.t() @ c
             parameters.assign(point)
-            decay, (losses, gradients) = side_by_side(
-                [parameters.decay_term, partial(losses_and_gradients, network, batch)]
-            )
+            jobs: list[Callable[[], Any]] = [
+                partial(losses_and_gradients, network, batch),
+                parameters.decay_term,
+            ]
+            (losses, gradients), decay = side_by_side(jobs)
             # In one dtype, and of whole vectors: other kernels take two to five times as long.
             gradient = parameters.flatten(gradients).mul_(normaliser.reciprocal().to(theta.dtype))
             parameters.add_decay(gradient, point)

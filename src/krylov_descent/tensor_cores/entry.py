@@ -36,7 +36,7 @@ def under_way() -> Any:
 def _possible(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip or importlib.util.find_spec("triton") is None:
         return False
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)  # annotations lack some of them
     if properties.shared_memory_per_block_optin < LEAST_MEMORY:
         return False
     try:

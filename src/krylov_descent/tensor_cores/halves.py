@@ -210,9 +210,11 @@ def _shape(
     """Of the tiles, and into how many shares to divide the sum so that there are enough of them.
 
     Args:
-        m, n, k: of the product.
-        three: whether there are three.
-        places: of multiprocessors, which have a large tile each at a time, or two small ones.
+        m: rows of the product.
+        n: columns of it.
+        k: terms of the sum.
+        three: whether there are three products.
+        places: multiprocessors, which have a large tile each at a time, or two small ones.
     """
     # Measured on an H200; of three products a large tile takes 1.7 times as long as two small ones.
     small, large = -(-m // 64) * -(-n // 64), -(-m // 128) * -(-n // 128)

@@ -26,7 +26,7 @@ def _bits(x):
 
 @triton.jit(do_not_specialize=["rows", "units", "stride"])
 def find_bound(x, bound, rows, units, stride, UNIT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-    """bound = max(bound, max |x|) for x [rows, units · UNIT], whose rows are stride · UNIT apart."""
+    """bound = max(bound, |x|) for x [rows, units · UNIT], whose rows are stride · UNIT apart."""
     r = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     c = tl.program_id(1) * C + tl.arange(0, C)[None, :]
     inside = (r < rows) & (c < units * UNIT)
@@ -122,7 +122,7 @@ def add_up(parts, out, size, count, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["size", "count", "stride", "sign"])
 def combine(rows, coefficients, start, out, size, count, stride, sign, BLOCK: tl.constexpr):
-    """out [size] = start + sign · Σ_k coefficients[k] rows[k, :]; without the start if sign is 0."""
+    """out [size] = start + sign · Σ_k coefficients[k] rows[k, :]; if sign is 0, the sum alone."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     total = tl.zeros((BLOCK,), tl.float32)

@@ -8,7 +8,7 @@ times (a weight going forward and back, an input for values and for weight gradi
 function that computes the matrix, where it is one of those that are known: sigmoid and its like.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,10 +27,9 @@ aten = torch.ops.aten
 # a layer's (all inner products between the rows of a basis, say).
 LEAST_WORK, LONGEST_SUM, LARGEST_MATRIX = 1 << 15, 1 << 17, 1 << 28
 LEAST_NUMBERS = 1 << 12
-BOUNDS = 1 << 14
-
-# A combination of fewer rows than this, each of so many numbers or more, is a basis and not a layer.
+# A combination of so many rows at most, each of so many numbers at least, is one of a basis.
 MOST_ROWS, LEAST_COLUMNS = 256, 1 << 16
+BOUNDS = 1 << 14
 
 FUNCTIONS: dict[Any, int] = {
     aten.sigmoid.default: kernels.SIGMOID,
@@ -43,34 +42,26 @@ FUNCTIONS: dict[Any, int] = {
 BOUNDED_BY_ONE = (kernels.SIGMOID, kernels.TANH)
 BACKWARD = (kernels.SIGMOID_BACKWARD, kernels.TANH_BACKWARD, kernels.RELU_BACKWARD)
 
+# One or two, each [1]: the largest absolute value of a matrix is not above their sum.
+Bounds = tuple[Tensor, ...]
 Key = tuple[int, int, int, int]
 
 
-# One or two, each [1]: the largest absolute value of a matrix is not above their sum.
-Bounds = tuple[Tensor, ...]
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Known:
     """What is known of a matrix, as long as it lives and does not change.
 
     Attributes:
         storage: where the matrix is.
-        version: of the matrix.
         what: its halves, or its bounds.
         stream: on which that was found.
         found: there, after it.
     """
 
     storage: StorageWeakRef
-    version: int
     what: Any
     stream: torch.cuda.Stream
     found: torch.cuda.Event
-
-    def is_of(self, version: int) -> bool:
-        """Whether it is known of the matrix as it is now."""
-        return self.version == version and not self.storage.expired()
 
 
 class TensorCoreProducts(TorchDispatchMode):
@@ -85,7 +76,7 @@ class TensorCoreProducts(TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device, before: "TensorCoreProducts | None" = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device, self._before = device, before
         # All at once: a recording sets them back to zero with a kernel before everything else. The
         # first stays zero, and the second is one.
@@ -94,32 +85,35 @@ class TensorCoreProducts(TorchDispatchMode):
         self._one.view(torch.float32).fill_(1)
         self._halves: dict[Key, _Known] = {}
         self._bounds: dict[Key, _Known] = {}
-        self._special: dict[Any, Callable[..., Any]] = {
+        self._ours: dict[Any, Callable[..., Any]] = {
             aten.mm.default: self._mm,
             aten.mm.out: self._mm_out,
             aten.addmm.default: self._addmm,
             aten.mv.default: self._mv,
             aten.addmv_.default: self._addmv_,
             aten.add.Tensor: self._add,
-            aten.add_.Tensor: self._add_,
             aten.pow.Tensor_Scalar: self._pow,
             aten.binary_cross_entropy_with_logits.default: self._cross_entropy,
         }
         for function, kind in FUNCTIONS.items():
-            self._special[function] = partial(self._function, function, kind)
+            self._ours[function] = partial(self._function, function, kind)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Called in place of all operations on tensors."""
-        return self._special.get(func, func)(*args, **(kwargs or {}))
+        found = self._ours.get(func, func)(*args, **(kwargs or {}))
+        if func._schema.is_mutable:
+            for tensor in _written(func._schema, args, kwargs or {}):
+                self._forget(tensor)
+        return found
 
     def prepare(self, matrices: Sequence[Tensor]) -> list[Callable[[], Any]]:
         """Jobs that make the halves of these, where they are matrices to multiply with."""
         return [
-            partial(self._halves_of, matrix, matrix._version)
+            partial(self._halves_of, matrix)
             for matrix in matrices
-            if self._is_rows(matrix) and matrix.dim() == 2 and min(matrix.shape) > 1
+            if matrix.dim() == 2 and self._is_rows(matrix)
         ]
 
     # Operations -----------------------------------------------------------------------------
@@ -144,23 +138,19 @@ class TensorCoreProducts(TorchDispatchMode):
         return aten.mv.default(a, x)
 
     def _addmv_(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
-        if set(factors) <= {"alpha"} and factors.get("alpha", 1) in (1, -1):
-            if self._is_combination(a, x) and self._is_ours(y) and y.is_contiguous():
-                return halves.combine(a.t(), x, y, factors.get("alpha", 1))
+        sign = factors.get("alpha", 1)
+        plain = set(factors) <= {"alpha"} and sign in (1, -1) and y.is_contiguous()
+        if plain and self._is_ours(y) and self._is_combination(a, x):
+            return halves.combine(a.t(), x, y, sign)
         return aten.addmv_.default(y, a, x, **factors)
 
     def _add(self, a: Any, b: Any, **factors: Any) -> Any:
-        bounds = None if factors else self._sum_of_bounds(a, b)
         found = aten.add.Tensor(a, b, **factors)
-        if bounds is not None and self._is_rows(found):
-            self._remember(self._bounds, _rows_of(found), bounds)
-        return found
-
-    def _add_(self, a: Any, b: Any, **factors: Any) -> Any:
-        bounds = None if factors else self._sum_of_bounds(a, b)
-        found = aten.add_.Tensor(a, b, **factors)
-        if bounds is not None:  # torch counts the change after this
-            self._remember(self._bounds, _rows_of(found), bounds, found._version + 1)
+        bounds = self._bounds_of(a), self._bounds_of(b)
+        if not factors and None not in bounds and a.shape == b.shape:
+            both: Bounds = sum(bounds, ())  # type: ignore[arg-type]
+            if len(both) <= 2 and self._is_rows(found):
+                self._remember(self._bounds, _rows_of(found), both)
         return found
 
     def _pow(self, x: Tensor, exponent: Any) -> Any:
@@ -170,18 +160,18 @@ class TensorCoreProducts(TorchDispatchMode):
 
     def _cross_entropy(self, x: Tensor, target: Tensor, *options: Any) -> Any:
         """Of each number: torch has five kernels for that."""
-        plain = options in ((None, None, 0), (None, None, "none"))
+        plain = options == (None, None, torch.nn._reduction.get_enum("none"))
         if plain and self._is_rows(x) and self._is_rows(target) and x.shape == target.shape:
             return halves.cross_entropy(x, target)
         return aten.binary_cross_entropy_with_logits.default(x, target, *options)
 
     def _function(self, function: Any, kind: int, *args: Any) -> Any:
         x = args[0]
-        y = args[1] if kind in BACKWARD else x
+        y: Tensor = args[1] if kind in BACKWARD else x
         bounds: Bounds | None = None
         if self._is_rows(x) and x.numel() >= LEAST_NUMBERS:
             bounds = (self._one,) if kind in BOUNDED_BY_ONE else self._bounds_of(x)
-        fits = self._is_rows(y) and y.shape == x.shape and args[2:] in ((), (0,))  # relu's threshold
+        fits = self._is_rows(y) and y.shape == x.shape and args[2:] in ((), (0,))  # of relu: from 0
         if bounds is None or not fits:
             return function(*args)
         out = torch.empty_like(x)
@@ -215,8 +205,8 @@ class TensorCoreProducts(TorchDispatchMode):
         # A weight gradient is the last of its kind: nothing is multiplied with it.
         bound = self._new_bound() if a_along and out is None else None
         found = halves.product(
-            self._halves_of(rows_of_a, a._version),
-            self._halves_of(rows_of_b, b._version),
+            self._halves_of(rows_of_a),
+            self._halves_of(rows_of_b),
             a_along=a_along,
             b_along=b_along,
             three=precision == "none",
@@ -228,25 +218,23 @@ class TensorCoreProducts(TorchDispatchMode):
             self._remember(self._bounds, found, (bound,))
         return found
 
-    def _halves_of(self, rows: Tensor, version: int) -> Halves:
-        found: Halves | None = self._recall(self._halves, rows, version)
+    def _halves_of(self, rows: Tensor) -> Halves:
+        found: Halves | None = self._recall(self._halves, rows)
         if found is None:
-            bounds: Bounds | None = self._recall(self._bounds, rows, version)
+            bounds: Bounds | None = self._recall(self._bounds, rows)
             if bounds is None:
                 bound = self._new_bound()
                 bound = torch.zeros_like(self._zero) if bound is None else bound
                 halves.find_bound(rows, bound)
                 bounds = (bound,)
-                self._remember(self._bounds, rows, bounds, version)
+                self._remember(self._bounds, rows, bounds)
             found = self._split(rows, bounds)
-            self._remember(self._halves, rows, found, version)
+            self._remember(self._halves, rows, found)
         return found
 
     def _split(self, rows: Tensor, bounds: Bounds, *function: Any) -> Halves:
         one, other = (*bounds, self._zero)[:2]
         return halves.split(rows, one, other, *function)
-
-    # Bounds ---------------------------------------------------------------------------------
 
     def _new_bound(self) -> Tensor | None:
         """Zero at first; None where there are no more of them."""
@@ -258,15 +246,10 @@ class TensorCoreProducts(TorchDispatchMode):
     def _bounds_of(self, x: Any) -> Bounds | None:
         found: Bounds | None = None
         if isinstance(x, Tensor) and self._is_rows(x):
-            found = self._recall(self._bounds, _rows_of(x), x._version)
+            found = self._recall(self._bounds, _rows_of(x))
         return found
 
-    def _sum_of_bounds(self, a: Any, b: Any) -> Bounds | None:
-        one, other = self._bounds_of(a), self._bounds_of(b)
-        both = None if one is None or other is None else one + other
-        return both if both is not None and len(both) <= 2 and a.shape == b.shape else None
-
-    # What is known ----------------------------------------------------------------------------
+    # What is what ---------------------------------------------------------------------------
 
     def _is_ours(self, x: Tensor) -> bool:
         return x.dtype is torch.float32 and x.device == self._device
@@ -287,25 +270,18 @@ class TensorCoreProducts(TorchDispatchMode):
             and x.is_contiguous()
         )
 
-    def _remember(
-        self, where: dict[Key, _Known], rows: Tensor, what: Any, version: int = 0
-    ) -> None:
+    # What is known ----------------------------------------------------------------------------
+
+    def _remember(self, where: dict[Key, _Known], rows: Tensor, what: Any) -> None:
         for key in [key for key, known in where.items() if known.storage.expired()]:
             del where[key]  # the memory may be another's by now
-        stream = torch.cuda.current_stream(self._device)
-        storage = StorageWeakRef(rows.untyped_storage())
-        where[_key(rows)] = _Known(storage, version, what, stream, stream.record_event())
+        stream, storage = torch.cuda.current_stream(self._device), rows.untyped_storage()
+        where[_key(rows)] = _Known(StorageWeakRef(storage), what, stream, stream.record_event())
 
-    def _recall(self, where: dict[Key, _Known], rows: Tensor, version: int) -> Any:
-        """What is known of a matrix.
-
-        Args:
-            where: halves or bounds.
-            rows: of the matrix; may be a view that was made here, which has no version of its own.
-            version: of the matrix.
-        """
+    def _recall(self, where: dict[Key, _Known], rows: Tensor) -> Any:
+        """What is known of a matrix, from halves or bounds."""
         known = where.get(_key(rows))
-        if known is not None and known.is_of(version):
+        if known is not None and not known.storage.expired():
             stream = torch.cuda.current_stream(self._device)
             if stream != known.stream:
                 stream.wait_event(known.found)
@@ -313,9 +289,17 @@ class TensorCoreProducts(TorchDispatchMode):
         if self._before is None:
             return None
         # There is nothing to wait for: that recording is replayed as a whole before this one.
-        earlier = self._before._halves if where is self._halves else self._before._bounds
-        known = earlier.get(_key(rows))
-        return known.what if known is not None and known.is_of(version) else None
+        known = (self._before._halves if where is self._halves else self._before._bounds).get(
+            _key(rows)
+        )
+        return None if known is None or known.storage.expired() else known.what
+
+    def _forget(self, changed: Tensor) -> None:
+        """What was known of whatever shares its memory."""
+        storage = changed.untyped_storage()._cdata
+        for where in (self._halves, self._bounds):
+            for key in [key for key, known in where.items() if known.storage.cdata == storage]:
+                del where[key]
 
 
 def _rows_of(x: Tensor) -> Tensor:
@@ -329,3 +313,13 @@ def _key(rows: Tensor) -> Key:
 def _has_rows(x: Tensor) -> bool:
     """Whether it lies in memory row by row."""
     return x.stride(1) == 1 and x.stride(0) >= x.shape[1]
+
+
+def _written(schema: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The arguments that an operation changes."""
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            for tensor in given if isinstance(given, list | tuple) else (given,):
+                if isinstance(tensor, Tensor):
+                    yield tensor

@@ -1,0 +1,246 @@
+"""Products on tensor cores against float64, and that what is known of a matrix is never stale."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from krylov_descent import KSD
+from krylov_descent.linear_layers import side_by_side
+from krylov_descent.precision import SETTINGS
+from krylov_descent.tensor_cores import entry
+
+CUDA = torch.device("cuda", 0)
+LAYOUTS = {"rows·rows": (True, True), "rows·columns": (True, False), "columns": (False, False)}
+# Odd sizes, large and small tiles, sums that are divided into shares.
+SHAPES = [(1000, 784, 400), (257, 33, 65), (64, 64, 5000), (30, 6, 1000), (3000, 250, 500)]
+EXACT, ROUGH = 3e-7, 1e-3
+
+
+def test_nothing_happens_without_a_gpu() -> None:
+    with entry.tensor_core_products(torch.device("cpu")) as products:
+        assert products is None
+        assert entry.under_way() is None
+
+
+@pytest.fixture
+def products() -> Iterator[Any]:
+    if not entry._possible(CUDA):
+        pytest.skip("this GPU has no tensor cores that the kernels are for")
+    with torch.device(CUDA), entry.tensor_core_products(CUDA) as found:
+        yield found
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether there were three, for each product that ran on tensor cores."""
+    halves = pytest.importorskip("krylov_descent.tensor_cores.halves")
+    found, product = [], halves.product
+
+    def counted(*args: Any, **kwargs: Any) -> Tensor:
+        found.append(kwargs["three"])
+        result: Tensor = product(*args, **kwargs)
+        return result
+
+    monkeypatch.setattr(halves, "product", counted)
+    return found
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator(CUDA).manual_seed(seed))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["none", "tf32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product_has_its_digits(
+    products: Any,
+    calls: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, int, int],
+    layout: str,
+    precision: str,
+) -> None:
+    m, n, k = shape
+    a_along, b_along = LAYOUTS[layout]
+    a = drawn(m, k) if a_along else drawn(k, m).t()
+    b = drawn(n, k, seed=1).t() if b_along else drawn(k, n, seed=1)
+    bias = drawn(n, seed=2)
+    monkeypatch.setattr(SETTINGS, "fp32_precision", precision)
+    found, plain = torch.addmm(bias, a, b), a @ b
+    SETTINGS.fp32_precision = "none"
+
+    exact = a.double() @ b.double()
+    for result, right in ((found, exact + bias.double()), (plain, exact)):
+        assert error(result, right) < (EXACT if precision == "none" else ROUGH)
+    assert calls == 2 * [precision == "none"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("factor", [1e-30, 1e-6, 1e6, 1e18])
+def test_the_scale_of_a_matrix_does_not_matter(
+    products: Any, calls: list[bool], factor: float
+) -> None:
+    a, b = factor * drawn(200, 100), drawn(100, 80, seed=1)
+    assert error(a @ b, a.double() @ b.double()) < EXACT
+    assert calls
+
+
+@pytest.mark.gpu
+def test_small_rows_beside_a_large_one_keep_their_digits(products: Any) -> None:
+    a, b = drawn(200, 100), drawn(100, 80, seed=1)
+    a[0] *= 1e4
+    found, exact = a @ b, a.double() @ b.double()
+    assert error(found[1:], exact[1:]) < 4 * EXACT
+
+
+@pytest.mark.gpu
+def test_zeros_and_what_is_not_finite(products: Any) -> None:
+    a, b = drawn(200, 100), drawn(100, 80, seed=1)
+    assert not (torch.zeros_like(a) @ b).any()
+    for bad in (float("nan"), float("inf")):
+        spoilt = a.clone()
+        spoilt[3, 4] = bad
+        assert not (spoilt @ b)[3].isfinite().any()
+
+
+@pytest.mark.gpu
+def test_torch_is_followed_where_it_is_told_to_be_exact(
+    products: Any, calls: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = drawn(200, 200)
+    monkeypatch.setattr(SETTINGS, "fp32_precision", "ieee")
+    found = a @ a
+    SETTINGS.fp32_precision = "none"
+    assert not calls
+    assert error(found, a.double() @ a.double()) < 2e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", [nn.Sigmoid, nn.Tanh, nn.ReLU, nn.Softplus, nn.Identity])
+def test_values_and_gradients_of_a_network(
+    products: Any, calls: list[bool], activation: Callable[[], nn.Module]
+) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(50, 70), activation(), nn.Linear(70, 33), activation(), nn.Linear(33, 20)]
+    model = nn.Sequential(*layers)
+    x, target = drawn(300, 50), drawn(300, 20, seed=1).sigmoid()
+
+    def gradients(x: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        loss = nn.functional.binary_cross_entropy_with_logits(model(x), target, reduction="none")
+        return torch.autograd.grad(loss.sum(1).mean(), tuple(model.parameters()))
+
+    found = gradients(x, target)
+    assert len(calls) == 3 + 2 + 3
+    model.double()
+    for mine, exact in zip(found, gradients(x.double(), target.double()), strict=True):
+        assert error(mine, exact) < 10 * EXACT
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("change", ["in place", "behind torch's back", "by another name"])
+def test_a_matrix_that_changes_is_looked_at_again(
+    products: Any, calls: list[bool], change: str
+) -> None:
+    a, b = drawn(100, 90), drawn(90, 80, seed=1)
+    before = a @ b
+    if change == "in place":
+        a.mul_(2)
+    elif change == "behind torch's back":
+        a.data.mul_(2)
+    else:
+        torch._foreach_mul_([a.view(-1)], 2.0)
+    assert torch.equal(a @ b, 2 * before)
+    assert len(calls) == 2
+
+
+@pytest.mark.gpu
+def test_another_matrix_in_the_same_memory_is_another_matrix(products: Any) -> None:
+    b = drawn(90, 80, seed=1)
+    places = set()
+    for seed in range(5):
+        a = drawn(100, 90, seed=seed)
+        places.add(a.data_ptr())
+        assert error(a @ b, a.double() @ b.double()) < EXACT
+        del a
+    assert len(places) < 5  # else nothing was tested
+
+
+@pytest.mark.gpu
+def test_matrices_that_jobs_share_are_ready_for_each_of_them() -> None:
+    """In a recording jobs run side by side, and what one makes of a matrix another one uses."""
+    if not entry._possible(CUDA):
+        pytest.skip("this GPU has no tensor cores that the kernels are for")
+    with torch.device(CUDA):
+        x = drawn(4000, 1000)
+        weights = [drawn(1000, 100, seed=seed) for seed in range(8)]
+
+        def all_products() -> list[Tensor]:
+            return side_by_side([lambda w=w: x @ w for w in weights])  # type: ignore[misc]
+
+        with entry.tensor_core_products(CUDA):
+            all_products()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph), entry.tensor_core_products(CUDA):
+            found = all_products()
+        for seed in range(5):
+            x.copy_(drawn(4000, 1000, seed=100 + seed))
+            for result in found:
+                result.fill_(float("nan"))
+            graph.replay()
+            for result, w in zip(found, weights, strict=True):
+                assert error(result, x.double() @ w.double()) < EXACT
+
+
+@pytest.mark.gpu
+def test_combinations_of_long_rows(products: Any) -> None:
+    rows, c, start = drawn(7, 100_003), drawn(7, seed=1), drawn(100_003, seed=2)
+    exact = rows.double().t() @ c.double()
+    assert error(rows.t() @ c, exact) < EXACT
+    found = start.clone().addmv_(rows.t(), c, alpha=-1)
+    assert error(found, start.double() - exact) < EXACT
+
+
+@pytest.mark.gpu
+def test_steps_repeat_to_the_last_bit_and_agree_with_torch(
+    monkeypatch: pytest.MonkeyPatch, calls: list[bool]
+) -> None:
+    if not entry._possible(CUDA):
+        pytest.skip("this GPU has no tensor cores that the kernels are for")
+    x, y = torch.rand(2000, 60, device=CUDA), torch.rand(2000, 30, device=CUDA)
+
+    def trained() -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(60, 80), nn.Sigmoid(), nn.Linear(80, 30)).to(CUDA)
+        optimizer = KSD(model, nn.BCEWithLogitsLoss(), dimension=8, subset_size=500)
+        for _ in range(4):
+            optimizer.step((x, y))
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    first, second = trained(), trained()
+    assert calls
+    assert torch.equal(first, second)
+    monkeypatch.setattr("krylov_descent.recordings.tensor_core_products", lambda *_: nullcontext())
+    assert error(first, trained().double()) < 1e-3
+
+
+@pytest.mark.gpu
+def test_without_a_compiler_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not entry._possible(CUDA):
+        pytest.skip("this GPU has no tensor cores that the kernels are for")
+
+    def broken(device: torch.device) -> bool:
+        raise RuntimeError("no C compiler was found")
+
+    monkeypatch.setattr(entry, "_works", broken)
+    with pytest.warns(UserWarning, match="no C compiler was found"):
+        assert not entry._possible.__wrapped__(CUDA)
