@@ -21,6 +21,8 @@ EVEN = 16
 # What is gone through number by number is so in blocks of this many of them; short ones where each
 # number of the result is made of several.
 BLOCK, SHORT = 2048, 512
+# Columns of a block, where a matrix has no more of them.
+NARROW = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +200,10 @@ def _filled_up(count: int) -> int:
 
 def _blocks(x: Tensor, rows: int, columns: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
     """How many numbers of a row can be read at once, the number of blocks, and their sizes."""
+    wide = columns > NARROW
+    c = 4 * NARROW if wide else NARROW
     even = x.data_ptr() % 16 == 0 and x.stride(0) % 4 == 0 and x.shape[1] % 4 == 0
-    c = min(256, 1 << max(4, (columns - 1).bit_length()))
-    r = BLOCK // c
-    return 4 if even else 1, (-(-rows // r), -(-columns // c)), (r, c)
+    return 4 if wide and even else 1, (-(-rows * c // BLOCK), -(-columns // c)), (BLOCK // c, c)
 
 
 def _shape(

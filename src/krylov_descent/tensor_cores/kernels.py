@@ -2,6 +2,10 @@
 
 A bound is the largest absolute value of a matrix, or more, kept as the bits of a float32: for
 numbers that are not negative these are in the order of the numbers, and NaN comes last.
+
+Triton compiles a kernel once for each choice of its capital arguments, and of what it is told to
+know of the others: whether numbers are multiples of 16, and where memory begins. It is told to know
+little, since each of these takes a part of a second the first time.
 """
 
 import triton
@@ -24,7 +28,7 @@ def _bits(x):
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
-@triton.jit(do_not_specialize=["rows", "units", "stride"])
+@triton.jit(do_not_specialize=["rows", "units", "stride"], do_not_specialize_on_alignment=["bound"])
 def find_bound(x, bound, rows, units, stride, UNIT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
     """bound = max(bound, |x|) for x [rows, units · UNIT], whose rows are stride · UNIT apart."""
     r = tl.program_id(0) * R + tl.arange(0, R)[:, None]
@@ -34,7 +38,10 @@ def find_bound(x, bound, rows, units, stride, UNIT: tl.constexpr, R: tl.constexp
     tl.atomic_max(bound, tl.max(tl.max(top, 1), 0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["rows", "units", "stride", "padded"])
+@triton.jit(
+    do_not_specialize=["rows", "units", "stride", "padded"],
+    do_not_specialize_on_alignment=["unscale", "bound", "other_bound"],
+)
 def split(
     x,
     y,
@@ -110,7 +117,7 @@ def cross_entropy(x, target, out, size, BLOCK: tl.constexpr):
     tl.store(out + at, entropy, at < size)
 
 
-@triton.jit(do_not_specialize=["size", "count"])
+@triton.jit(do_not_specialize=["size", "count"], do_not_specialize_on_alignment=["parts", "out"])
 def add_up(parts, out, size, count, BLOCK: tl.constexpr):
     """out [size] = Σ parts [count, size]."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -120,7 +127,10 @@ def add_up(parts, out, size, count, BLOCK: tl.constexpr):
     tl.store(out + at, total, at < size)
 
 
-@triton.jit(do_not_specialize=["size", "count", "stride", "sign"])
+@triton.jit(
+    do_not_specialize=["size", "count", "stride", "sign"],
+    do_not_specialize_on_alignment=["rows", "coefficients", "start", "out"],
+)
 def combine(rows, coefficients, start, out, size, count, stride, sign, BLOCK: tl.constexpr):
     """out [size] = start + sign · Σ_k coefficients[k] rows[k, :]; if sign is 0, the sum alone."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
