@@ -28,7 +28,7 @@ def test_nothing_happens_without_a_gpu() -> None:
 
 @pytest.fixture
 def products() -> Iterator[Any]:
-    if not entry._possible(CUDA):
+    if not entry.possible(CUDA):
         pytest.skip("this GPU has no tensor cores that the kernels are for")
     with torch.device(CUDA), entry.tensor_core_products(CUDA) as found:
         yield found
@@ -177,7 +177,7 @@ def test_another_matrix_in_the_same_memory_is_another_matrix(products: Any) -> N
 @pytest.mark.gpu
 def test_matrices_that_jobs_share_are_ready_for_each_of_them() -> None:
     """In a recording jobs run side by side, and what one makes of a matrix another one uses."""
-    if not entry._possible(CUDA):
+    if not entry.possible(CUDA):
         pytest.skip("this GPU has no tensor cores that the kernels are for")
     with torch.device(CUDA):
         x = drawn(4000, 1000)
@@ -214,7 +214,7 @@ def test_combinations_of_long_rows(products: Any) -> None:
 def test_steps_repeat_to_the_last_bit_and_agree_with_torch(
     monkeypatch: pytest.MonkeyPatch, calls: list[bool]
 ) -> None:
-    if not entry._possible(CUDA):
+    if not entry.possible(CUDA):
         pytest.skip("this GPU has no tensor cores that the kernels are for")
     x, y = torch.rand(2000, 60, device=CUDA), torch.rand(2000, 30, device=CUDA)
 
@@ -235,12 +235,12 @@ def test_steps_repeat_to_the_last_bit_and_agree_with_torch(
 
 @pytest.mark.gpu
 def test_without_a_compiler_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not entry._possible(CUDA):
+    if not entry.possible(CUDA):
         pytest.skip("this GPU has no tensor cores that the kernels are for")
 
-    def broken(device: torch.device) -> bool:
+    def broken(device: torch.device) -> None:
         raise RuntimeError("no C compiler was found")
 
-    monkeypatch.setattr(entry, "_works", broken)
+    monkeypatch.setattr("krylov_descent.tensor_cores.trial.try_out", broken)
     with pytest.warns(UserWarning, match="no C compiler was found"):
-        assert not entry._possible.__wrapped__(CUDA)
+        assert not entry.possible.__wrapped__(CUDA)

@@ -1,0 +1,75 @@
+"""A trial of all kernels: that they can be compiled here, and that a product is right."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from krylov_descent.tensor_cores import halves, kernels
+from krylov_descent.tensor_cores.halves import Halves
+
+# Of a product of 100 numbers, with the digits of float32 and of tf32.
+TOLERANCES = {True: 1e-6, False: 1e-3}
+# Products with these rows, columns and terms have one kind of tile each; the first is in shares.
+SHAPES = {True: ((64, 1024), (4096, 64)), False: ((64, 1024), (1280, 64), (4096, 64))}
+LAYOUTS = ((True, True), (True, False), (False, False))
+KINDS = (kernels.NOTHING, kernels.SQUARE, kernels.SIGMOID, kernels.SIGMOID_BACKWARD)
+THREADS = 16
+
+
+def try_out(device: torch.device) -> None:
+    """Compile what a training will want, and raise an error where it does not work.
+
+    Side by side, because the first time on a machine each kernel takes a part of a second; later
+    they come out of Triton's cache.
+    """
+
+    def on_device(job: Callable[[], object]) -> None:
+        with torch.cuda.device(device):
+            job()
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done in [pool.submit(on_device, job) for job in _jobs(device)]:
+            done.result()
+    torch.cuda.synchronize(device)
+    _check(device)
+
+
+def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
+    for three, shapes in SHAPES.items():
+        for shape, along in itertools.product(shapes, LAYOUTS):
+            a, b = (_nothing(shape if k else shape[::-1], device) for k in along)
+            yield partial(halves.product, a, b, a_along=along[0], b_along=along[1], three=three)
+    bound = torch.zeros(1, dtype=torch.int32, device=device)
+    for columns in (4 * halves.NARROW, 4 * halves.NARROW - 1, halves.NARROW):
+        x = torch.ones(64, columns, device=device)
+        yield partial(halves.find_bound, x, bound)
+        for kind in KINDS:
+            yield partial(halves.split, x, bound, bound, kind, x, torch.empty_like(x))
+    rows = torch.zeros(2, halves.BLOCK, device=device)
+    yield partial(halves.combine, rows, rows[0, :2])
+    yield partial(halves.cross_entropy, rows, rows)
+
+
+def _nothing(shape: tuple[int, ...], device: torch.device) -> Halves:
+    zeros = torch.zeros(shape, dtype=torch.half, device=device)
+    return Halves(shape[0], shape[1], zeros, zeros, torch.ones(1, device=device))
+
+
+def _check(device: torch.device) -> None:
+    a, b = torch.linspace(-2, 3, 200 * 100, device=device).sin().view(2, 100, 100)
+    zero = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def split(x: Tensor) -> Halves:
+        bound = zero.clone()
+        halves.find_bound(x, bound)
+        return halves.split(x, bound, zero)
+
+    exact = a.double() @ b.double().t()
+    for three, tolerance in TOLERANCES.items():
+        found = halves.product(split(a), split(b), a_along=True, b_along=True, three=three)
+        if not (found - exact).norm() <= tolerance * exact.norm():
+            raise RuntimeError("a product is wrong")
