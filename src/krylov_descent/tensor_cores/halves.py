@@ -7,7 +7,9 @@ digits of tf32, in less time.
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +25,8 @@ EVEN = 16
 BLOCK, SHORT = 2048, 512
 # Columns of a block, where a matrix has no more of them.
 NARROW = 64
+
+_compiled: dict[tuple[Any, ...], Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +50,8 @@ def find_bound(x: Tensor, bound: Tensor) -> None:
     """Raise the bound [1], an int32, to the largest absolute value of a matrix."""
     rows, columns = x.shape
     unit, grid, sizes = _blocks(x, rows, columns)
-    kernels.find_bound[grid](
-        x, bound, rows, columns // unit, x.stride(0) // unit, UNIT=unit, R=sizes[0], C=sizes[1]
-    )
+    args = (x, bound, rows, columns // unit, x.stride(0) // unit)
+    _launch(kernels.find_bound, grid, args, (unit, *sizes))
 
 
 def split(
@@ -74,7 +77,7 @@ def split(
     high, low = x.new_empty(2, padded, width, dtype=torch.half)
     unscale = x.new_empty(1)
     unit, grid, sizes = _blocks(x, padded, width)
-    kernels.split[grid](
+    args = (
         x,
         x if y is None else y,
         x if out is None else out,
@@ -88,11 +91,8 @@ def split(
         x.stride(0) // unit,
         width,
         padded,
-        KIND=kind,
-        UNIT=unit,
-        R=sizes[0],
-        C=sizes[1],
     )
+    _launch(kernels.split, grid, args, (kind, unit, *sizes))
     return Halves(rows, columns, high, low, unscale)
 
 
@@ -128,7 +128,7 @@ def product(
     out = a.unscale.new_empty(m, n) if out is None else out
     parts = out if shares == 1 else a.unscale.new_empty(shares, m, n)
     depth_in_all = _filled_up(k)
-    kernels.product[(-(-m // rows) * -(-n // columns), shares)](
+    args = (
         a.high,
         a.low,
         b.high,
@@ -146,17 +146,13 @@ def product(
         -(-depth_in_all // shares // depth) * depth,
         int(bias is not None),
         int(bound is not None),
-        A_ALONG=a_along,
-        B_ALONG=b_along,
-        THREE=three,
-        BM=rows,
-        BN=columns,
-        BK=depth,
-        num_warps=warps,
-        num_stages=stages,
     )
+    grid = -(-m // rows) * -(-n // columns), shares
+    constants = a_along, b_along, three, rows, columns, depth
+    _launch(kernels.product, grid, args, constants, num_warps=warps, num_stages=stages)
     if shares > 1:
-        kernels.add_up[(-(-out.numel() // SHORT),)](parts, out, out.numel(), shares, BLOCK=SHORT)
+        size = out.numel()
+        _launch(kernels.add_up, (-(-size // SHORT), 1), (parts, out, size, shares), (SHORT,))
     return out
 
 
@@ -173,25 +169,45 @@ def combine(
     """
     count, size = rows.shape
     out = rows.new_empty(size) if start is None else start
-    kernels.combine[(-(-size // SHORT),)](
-        rows,
-        coefficients,
-        out,
-        out,
-        size,
-        count,
-        rows.stride(0),
-        0 if start is None else sign,
-        BLOCK=SHORT,
-    )
+    used = 0 if start is None else sign
+    args = rows, coefficients, out, out, size, count, rows.stride(0), used
+    _launch(kernels.combine, (-(-size // SHORT), 1), args, (SHORT,))
     return out
 
 
 def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
     """Of each number, between its sigmoid and a target; both without gaps."""
     out = torch.empty_like(x)
-    kernels.cross_entropy[(-(-x.numel() // BLOCK),)](x, target, out, x.numel(), BLOCK=BLOCK)
+    grid = -(-x.numel() // BLOCK), 1
+    _launch(kernels.cross_entropy, grid, (x, target, out, x.numel()), (BLOCK,))
     return out
+
+
+def _launch(
+    kernel: Any,
+    grid: tuple[int, int],
+    args: Sequence[Any],
+    constants: Sequence[Any],
+    **options: Any,
+) -> None:
+    """Launch a kernel; by Triton's way for the first of its kind, and a shorter one for the others.
+
+    Args:
+        kernel: one of `kernels`.
+        grid: blocks along both axes.
+        args: of the kernel. Where they are numbers that Triton may know to be multiples of 16, they
+            always are.
+        constants: those in capitals, which come last.
+        options: that go with the constants.
+    """
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    aligned = [tensor.data_ptr() % 16 == 0 for tensor in tensors]
+    kind = (kernel.__name__, tensors[0].get_device(), *constants, *aligned)
+    compiled = _compiled.get(kind)
+    if compiled is None:
+        _compiled[kind] = kernel[grid](*args, *constants, **options)
+    else:
+        compiled[(*grid, 1)](*args, *constants)
 
 
 def _filled_up(count: int) -> int:

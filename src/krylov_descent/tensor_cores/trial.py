@@ -49,6 +49,10 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
         yield partial(halves.find_bound, x, bound)
         for kind in KINDS:
             yield partial(halves.split, x, bound, bound, kind, x, torch.empty_like(x))
+        # A piece of a vector, which begins anywhere.
+        piece = torch.ones(1 + x.numel(), device=device)[1:].view_as(x)
+        yield partial(halves.find_bound, piece, bound)
+        yield partial(halves.split, piece, bound, bound)
     rows = torch.zeros(2, halves.BLOCK, device=device)
     yield partial(halves.combine, rows, rows[0, :2])
     yield partial(halves.cross_entropy, rows, rows)
