@@ -9,9 +9,9 @@ function that computes the matrix, where it is one of those that are known: sigm
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ LEAST_NUMBERS = 1 << 12
 # A combination of so many rows at most, each of so many numbers at least, is one of a basis.
 MOST_ROWS, LEAST_COLUMNS = 256, 1 << 16
 BOUNDS = 1 << 14
+# Of so many pieces of memory something is known before those that are gone are looked for.
+FEWEST_MEMORIES = 32
 
 FUNCTIONS: dict[Any, int] = {
     aten.sigmoid.default: kernels.SIGMOID,
@@ -49,19 +51,32 @@ Key = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of a matrix, as long as it lives and does not change.
+    """Something that is known of a matrix.
 
     Attributes:
-        storage: where the matrix is.
         what: its halves, or its bounds.
         stream: on which that was found.
         found: there, after it.
     """
 
-    storage: StorageWeakRef
     what: Any
     stream: torch.cuda.Stream
     found: torch.cuda.Event
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What is known of the matrices in a piece of memory, as long as it lives and does not change.
+
+    Attributes:
+        storage: the piece; while this is held, no other one has its number.
+        halves: of a matrix, by where it lies.
+        bounds: likewise.
+    """
+
+    storage: StorageWeakRef
+    halves: dict[Key, _Known] = field(default_factory=dict)
+    bounds: dict[Key, _Known] = field(default_factory=dict)
 
 
 class TensorCoreProducts(TorchDispatchMode):
@@ -83,8 +98,8 @@ class TensorCoreProducts(TorchDispatchMode):
         self._room = torch.zeros(BOUNDS, dtype=torch.int32, device=device)
         self._zero, self._one, self._used = self._room[:1], self._room[1:2], 2
         self._one.view(torch.float32).fill_(1)
-        self._halves: dict[Key, _Known] = {}
-        self._bounds: dict[Key, _Known] = {}
+        self._memories: dict[int, _Memory] = {}
+        self._most_memories = FEWEST_MEMORIES
         self._ours: dict[Any, Callable[..., Any]] = {
             aten.mm.default: self._mm,
             aten.mm.out: self._mm_out,
@@ -97,6 +112,10 @@ class TensorCoreProducts(TorchDispatchMode):
         }
         for function, kind in FUNCTIONS.items():
             self._ours[function] = partial(self._function, function, kind)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to keep the compiler out of this it would be loaded, which takes a second
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -150,7 +169,7 @@ class TensorCoreProducts(TorchDispatchMode):
         if not factors and None not in bounds and a.shape == b.shape:
             both: Bounds = sum(bounds, ())  # type: ignore[arg-type]
             if len(both) <= 2 and self._is_rows(found):
-                self._remember(self._bounds, _rows_of(found), both)
+                self._remember(_rows_of(found), bounds=both)
         return found
 
     def _pow(self, x: Tensor, exponent: Any) -> Any:
@@ -176,9 +195,9 @@ class TensorCoreProducts(TorchDispatchMode):
             return function(*args)
         out = torch.empty_like(x)
         found = self._split(_rows_of(x), bounds, kind, y, out)
-        self._remember(self._halves, _rows_of(out), found)
+        self._remember(_rows_of(out), halves=found)
         if kind != kernels.SQUARE:
-            self._remember(self._bounds, _rows_of(out), bounds)
+            self._remember(_rows_of(out), bounds=bounds)
         return out
 
     # Products -------------------------------------------------------------------------------
@@ -215,21 +234,21 @@ class TensorCoreProducts(TorchDispatchMode):
             out=out,
         )
         if bound is not None:
-            self._remember(self._bounds, found, (bound,))
+            self._remember(found, bounds=(bound,))
         return found
 
     def _halves_of(self, rows: Tensor) -> Halves:
-        found: Halves | None = self._recall(self._halves, rows)
+        found: Halves | None = self._recall(rows, "halves")
         if found is None:
-            bounds: Bounds | None = self._recall(self._bounds, rows)
+            bounds: Bounds | None = self._recall(rows, "bounds")
             if bounds is None:
                 bound = self._new_bound()
                 bound = torch.zeros_like(self._zero) if bound is None else bound
                 halves.find_bound(rows, bound)
                 bounds = (bound,)
-                self._remember(self._bounds, rows, bounds)
+                self._remember(rows, bounds=bounds)
             found = self._split(rows, bounds)
-            self._remember(self._halves, rows, found)
+            self._remember(rows, halves=found)
         return found
 
     def _split(self, rows: Tensor, bounds: Bounds, *function: Any) -> Halves:
@@ -246,7 +265,7 @@ class TensorCoreProducts(TorchDispatchMode):
     def _bounds_of(self, x: Any) -> Bounds | None:
         found: Bounds | None = None
         if isinstance(x, Tensor) and self._is_rows(x):
-            found = self._recall(self._bounds, _rows_of(x))
+            found = self._recall(_rows_of(x), "bounds")
         return found
 
     # What is what ---------------------------------------------------------------------------
@@ -272,34 +291,45 @@ class TensorCoreProducts(TorchDispatchMode):
 
     # What is known ----------------------------------------------------------------------------
 
-    def _remember(self, where: dict[Key, _Known], rows: Tensor, what: Any) -> None:
-        for key in [key for key, known in where.items() if known.storage.expired()]:
-            del where[key]  # the memory may be another's by now
-        stream, storage = torch.cuda.current_stream(self._device), rows.untyped_storage()
-        where[_key(rows)] = _Known(StorageWeakRef(storage), what, stream, stream.record_event())
+    def _remember(
+        self, rows: Tensor, *, halves: Halves | None = None, bounds: Bounds | None = None
+    ) -> None:
+        storage = rows.untyped_storage()
+        memory = self._memories.get(storage._cdata)
+        if memory is None:
+            memory = self._memories[storage._cdata] = _Memory(StorageWeakRef(storage))
+            if len(self._memories) > self._most_memories:
+                self._let_go()
+        stream = torch.cuda.current_stream(self._device)
+        if halves is not None:
+            memory.halves[_key(rows)] = _Known(halves, stream, stream.record_event())
+        if bounds is not None:
+            memory.bounds[_key(rows)] = _Known(bounds, stream, stream.record_event())
 
-    def _recall(self, where: dict[Key, _Known], rows: Tensor) -> Any:
-        """What is known of a matrix, from halves or bounds."""
-        known = where.get(_key(rows))
-        if known is not None and not known.storage.expired():
+    def _recall(self, rows: Tensor, what: Literal["halves", "bounds"]) -> Any:
+        number = rows.untyped_storage()._cdata
+        memory = self._memories.get(number)
+        known = None if memory is None else getattr(memory, what).get(_key(rows))
+        if known is not None:
             stream = torch.cuda.current_stream(self._device)
             if stream != known.stream:
                 stream.wait_event(known.found)
             return known.what
-        if self._before is None:
-            return None
-        # There is nothing to wait for: that recording is replayed as a whole before this one.
-        known = (self._before._halves if where is self._halves else self._before._bounds).get(
-            _key(rows)
-        )
-        return None if known is None or known.storage.expired() else known.what
+        # Of what was found before there is nothing to wait for: it is replayed as a whole.
+        earlier = None if self._before is None else self._before._memories.get(number)
+        known = None if earlier is None else getattr(earlier, what).get(_key(rows))
+        return None if known is None else known.what
 
     def _forget(self, changed: Tensor) -> None:
         """What was known of whatever shares its memory."""
-        storage = changed.untyped_storage()._cdata
-        for where in (self._halves, self._bounds):
-            for key in [key for key, known in where.items() if known.storage.cdata == storage]:
-                del where[key]
+        self._memories.pop(changed.untyped_storage()._cdata, None)
+
+    def _let_go(self) -> None:
+        """Of what is known of memory that is gone."""
+        gone = [number for number, memory in self._memories.items() if memory.storage.expired()]
+        for number in gone:
+            del self._memories[number]
+        self._most_memories = max(FEWEST_MEMORIES, 2 * len(self._memories))
 
 
 def _rows_of(x: Tensor) -> Tensor:
