@@ -15,7 +15,6 @@ from triton.language.extra import libdevice
 # A matrix is scaled so that its bound is below 2¹⁵, where fp16 has its digits: of numbers that are
 # 2⁻²⁸ of the bound or more it keeps 11, and two of it keep 22 of those that are 2⁻¹⁷ or more.
 TOP = tl.constexpr(14)
-ONE = tl.constexpr(0x3F800000)
 NOTHING, SQUARE, SIGMOID, TANH, RELU, SIGMOID_BACKWARD, TANH_BACKWARD, RELU_BACKWARD = range(8)
 _NOTHING, _SQUARE = tl.constexpr(NOTHING), tl.constexpr(SQUARE)
 _SIGMOID, _TANH, _RELU = tl.constexpr(SIGMOID), tl.constexpr(TANH), tl.constexpr(RELU)
@@ -69,7 +68,7 @@ def split(
     top += tl.load(other_bound).to(tl.float32, bitcast=True)
     if KIND == _SQUARE:
         top *= top
-    exponent = tl.minimum(254 + TOP - (_bits(top) >> 23), 254)
+    exponent = tl.minimum(254 + TOP - (_bits(top) >> 23), 253)  # so that 1 / scale is no denormal
     scale = (exponent << 23).to(tl.float32, bitcast=True)
     r = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     c = tl.program_id(1) * C + tl.arange(0, C)[None, :]
