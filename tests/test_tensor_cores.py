@@ -113,6 +113,58 @@ def test_zeros_and_what_is_not_finite(products: Any) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_spoils_no_other(products: Any, bad: float) -> None:
+    a, b = drawn(200, 100), drawn(100, 80, seed=1)
+    a[3, 4] = bad
+    found, exact = a @ b, a.double() @ b.double()
+    assert not found[3].isfinite().any()
+    assert error(found[4:], exact[4:]) < EXACT
+    functions = (
+        found[4:].sigmoid() @ drawn(80, 60, seed=2),
+        found.sigmoid() @ drawn(80, 60, seed=2),
+    )
+    assert error(functions[1][4:], functions[0].double()) < EXACT
+
+
+@pytest.mark.gpu
+def test_scales_are_undone_without_overflow(products: Any, calls: list[bool]) -> None:
+    a, b = 1e35 * drawn(200, 100), 1e-30 * drawn(100, 80, seed=1)
+    assert error(a @ b, a.double() @ b.double()) < EXACT
+    assert calls
+
+
+@pytest.mark.gpu
+def test_what_torch_refuses_is_refused(products: Any, calls: list[bool]) -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        drawn(200, 100) @ drawn(90, 80)
+    with pytest.raises(RuntimeError):
+        drawn(3, 70_000).t() @ drawn(5)
+    assert not calls
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_other_layouts_are_left_to_torch(products: Any, calls: list[bool]) -> None:
+    dense = drawn(200, 100) * (drawn(200, 100, seed=1) > 1)
+    for sparse in (dense.to_sparse_csr(), dense.to_sparse_coo()):
+        found = torch.sparse.mm(sparse, drawn(100, 80, seed=2))
+        assert error(found, dense.double() @ drawn(100, 80, seed=2).double()) < 2e-6
+    dense.to_sparse_coo().mul_(2)
+    assert not calls
+
+
+@pytest.mark.gpu
+def test_images_are_left_to_torch(products: Any) -> None:
+    images = drawn(64, 32, 8, 2)
+    held = torch.cuda.memory_allocated() if CUDA.type == "cuda" else 0
+    found = images.sigmoid()
+    if CUDA.type == "cuda":
+        assert torch.cuda.memory_allocated() - held <= 2 * found.numel() * 4
+    assert torch.equal(found, torch.sigmoid(images))
+
+
+@pytest.mark.gpu
 def test_torch_is_followed_where_it_is_told_to_be_exact(
     products: Any, calls: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +212,16 @@ def test_a_matrix_that_changes_is_looked_at_again(
         torch._foreach_mul_([a.view(-1)], 2.0)
     assert torch.equal(a @ b, 2 * before)
     assert len(calls) == 2
+
+
+@pytest.mark.gpu
+def test_a_matrix_that_changed_since_the_last_recording_is_looked_at_again(products: Any) -> None:
+    a, b = drawn(100, 90), drawn(90, 80, seed=1)
+    before = a @ b
+    with entry.tensor_core_products(CUDA, products):
+        assert torch.equal(a @ b, before)
+        a.mul_(2)
+        assert torch.equal(a @ b, 2 * before)
 
 
 @pytest.mark.gpu

@@ -147,8 +147,8 @@ class Reach:
     def to_parameters(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """From a derivative towards `tensors` to one towards the parameters.
 
-        They are written where they belong in a vector, which saves a copy of all of it; but not
-        by torch's kernels for a GPU, which want pieces that begin evenly, and copy quickly.
+        They are written where they belong in a vector, which saves a copy of all of it. On a GPU
+        only where products are not left to torch: its kernels want pieces that begin evenly.
         """
         pieces: list[Tensor | None] = [None] * len(self._parameters.tensors)
         places, vector = list(pieces), None
@@ -266,8 +266,9 @@ def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
         return [job() for job in jobs]
     current = torch.cuda.current_stream()
     free = [branch for branch in _branches(torch.cuda.current_device()) if branch not in _taken]
-    branches, here = free[: len(jobs)] or [current], current.record_event()
-    _taken.update(branches)
+    mine, here = free[: len(jobs)], current.record_event()
+    _taken.update(mine)
+    branches = mine or [current]
     results = []
     try:
         for branch in branches:
@@ -278,7 +279,7 @@ def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
             results.append(job())
     finally:
         torch.cuda.set_stream(current)
-        _taken.difference_update(branches)
+        _taken.difference_update(mine)
     for branch in branches:
         current.wait_stream(branch)
     return results

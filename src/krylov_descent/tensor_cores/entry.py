@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from krylov_descent.losses import first_line
 
-# Of a multiprocessor's memory, which the largest tiles need: Hopper has it, and what came after it.
+# Of a multiprocessor's memory, which the largest tiles need: Hopper has it, and what came after it
+# in data centres.
 LEAST_MEMORY = 200 << 10
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from krylov_descent.losses import first_line
 from krylov_descent.tensor_cores import kernels
 
 # Tiles of the result, how much of the sum at a time, warps, stages of the pipeline.
@@ -25,6 +26,9 @@ EVEN = 16
 BLOCK, SHORT = 2048, 512
 # Columns of a block, where a matrix has no more of them.
 NARROW = 64
+
+# Kernels count in int32, and blocks of columns in 16 bits.
+LARGEST, MOST_COLUMNS = 1 << 28, 1 << 20
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 
@@ -204,10 +208,25 @@ def _launch(
     aligned = [tensor.data_ptr() % 16 == 0 for tensor in tensors]
     kind = (kernel.__name__, tensors[0].get_device(), *constants, *aligned)
     compiled = _compiled.get(kind)
-    if compiled is None:
-        _compiled[kind] = kernel[grid](*args, *constants, **options)
-    else:
-        compiled[(*grid, 1)](*args, *constants)
+    try:
+        if compiled is None:
+            _compiled[kind] = kernel[grid](*args, *constants, **options)
+        else:
+            compiled[(*grid, 1)](*args, *constants)
+    except RuntimeError:
+        raise
+    except Exception as problem:  # Triton's own are none of torch's
+        raise RuntimeError(f"a kernel of Triton failed: {first_line(problem)}") from problem
+
+
+def fits(rows: Tensor) -> bool:
+    """Whether a matrix that lies in memory row by row is none too large for the kernels."""
+    count, columns = rows.shape
+    return (
+        _filled_up(count) * _filled_up(columns) <= LARGEST
+        and count * rows.stride(0) <= LARGEST
+        and columns <= MOST_COLUMNS
+    )
 
 
 def _filled_up(count: int) -> int:

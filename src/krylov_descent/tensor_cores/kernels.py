@@ -1,7 +1,7 @@
 """The kernels of `halves`, in Triton's language.
 
-A bound is the largest absolute value of a matrix, or more, kept as the bits of a float32: for
-numbers that are not negative these are in the order of the numbers, and NaN comes last.
+A bound is the largest absolute value of the finite numbers of a matrix, or more, kept as the bits
+of a float32: for numbers that are not negative these are in the order of the numbers.
 
 Triton compiles a kernel once for each choice of its capital arguments, and of what it is told to
 know of the others: whether numbers are multiples of 16, and where memory begins. It is told to know
@@ -14,7 +14,7 @@ from triton.language.extra import libdevice
 
 # A matrix is scaled so that its bound is below 2¹⁵, where fp16 has its digits: of numbers that are
 # 2⁻²⁸ of the bound or more it keeps 11, and two of it keep 22 of those that are 2⁻¹⁷ or more.
-TOP = tl.constexpr(14)
+TOP, INFINITE = tl.constexpr(14), tl.constexpr(0x7F800000)
 NOTHING, SQUARE, SIGMOID, TANH, RELU, SIGMOID_BACKWARD, TANH_BACKWARD, RELU_BACKWARD = range(8)
 _NOTHING, _SQUARE = tl.constexpr(NOTHING), tl.constexpr(SQUARE)
 _SIGMOID, _TANH, _RELU = tl.constexpr(SIGMOID), tl.constexpr(TANH), tl.constexpr(RELU)
@@ -27,14 +27,21 @@ def _bits(x):
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
+@triton.jit
+def _largest(x):
+    """As bits. What is not finite is left out, so that the other rows of a product keep theirs."""
+    bits = _bits(x)
+    return tl.max(tl.max(tl.where(bits < INFINITE, bits, 0), 1), 0)
+
+
 @triton.jit(do_not_specialize=["rows", "units", "stride"], do_not_specialize_on_alignment=["bound"])
 def find_bound(x, bound, rows, units, stride, UNIT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
     """bound = max(bound, |x|) for x [rows, units · UNIT], whose rows are stride · UNIT apart."""
     r = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     c = tl.program_id(1) * C + tl.arange(0, C)[None, :]
     inside = (r < rows) & (c < units * UNIT)
-    top = _bits(tl.load(x + r * (stride * UNIT) + c, inside, 0.0))
-    tl.atomic_max(bound, tl.max(tl.max(top, 1), 0), sem="relaxed")
+    numbers = tl.load(x + r * (stride * UNIT) + c, inside, 0.0)
+    tl.atomic_max(bound, _largest(numbers), sem="relaxed")
 
 
 @triton.jit(
@@ -100,7 +107,8 @@ def split(
     place = r * width + c
     written = (r < padded) & (c < width)
     tl.store(high + place, h, written)
-    tl.store(low + place, (v - h.to(tl.float32)).to(tl.float16), written)
+    rest = tl.where(_bits(v) < INFINITE, v - h.to(tl.float32), 0.0)
+    tl.store(low + place, rest.to(tl.float16), written)
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         tl.store(unscale, 1 / scale)
 
@@ -205,10 +213,13 @@ def product(
             total += tl.dot(a, b, some)
         else:
             total = tl.dot(a, b, total)
-    total = total * tl.load(unscale_a) * tl.load(unscale_b)
+    one, other = tl.load(unscale_a), tl.load(unscale_b)
+    total = (
+        total * tl.minimum(one, other) * tl.maximum(one, other)
+    )  # so as not to overflow on the way
     if with_bias:
         total += tl.load(bias + n, n < N, 0.0)[None, :]
     if with_bound:
-        tl.atomic_max(bound, tl.max(tl.max(_bits(total), 1), 0), sem="relaxed")
+        tl.atomic_max(bound, _largest(total), sem="relaxed")
     place = part * M * N + m[:, None] * N + n[None, :]
     tl.store(out + place, total, (m[:, None] < M) & (n[None, :] < N))

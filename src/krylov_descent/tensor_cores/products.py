@@ -23,9 +23,9 @@ from krylov_descent.tensor_cores import halves, kernels
 from krylov_descent.tensor_cores.halves import Halves
 
 aten = torch.ops.aten
-# Fewer multiplications than this are as fast elsewhere; longer sums and larger matrices are none of
-# a layer's (all inner products between the rows of a basis, say).
-LEAST_WORK, LONGEST_SUM, LARGEST_MATRIX = 1 << 15, 1 << 17, 1 << 28
+# Fewer multiplications than this are as fast elsewhere; longer sums are none of a layer's (all
+# inner products between the rows of a basis, say).
+LEAST_WORK, LONGEST_SUM = 1 << 15, 1 << 17
 LEAST_NUMBERS = 1 << 12
 # A combination of so many rows at most, each of so many numbers at least, is one of a basis.
 MOST_ROWS, LEAST_COLUMNS = 256, 1 << 16
@@ -100,6 +100,7 @@ class TensorCoreProducts(TorchDispatchMode):
         self._one.view(torch.float32).fill_(1)
         self._memories: dict[int, _Memory] = {}
         self._most_memories = FEWEST_MEMORIES
+        self._changed: dict[int, StorageWeakRef] = {}  # since what was recorded before
         self._ours: dict[Any, Callable[..., Any]] = {
             aten.mm.default: self._mm,
             aten.mm.out: self._mm_out,
@@ -121,18 +122,26 @@ class TensorCoreProducts(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Called in place of all operations on tensors."""
-        found = self._ours.get(func, func)(*args, **(kwargs or {}))
+        given = kwargs or {}
+        if types:  # tensors of other classes, of whose memory nothing is known
+            if func._schema.is_mutable:
+                self._memories.clear()
+                self._before = None
+            return func(*args, **given)
+        found = self._ours.get(func, func)(*args, **given)
         if func._schema.is_mutable:
-            for tensor in _written(func._schema, args, kwargs or {}):
+            for tensor in _written(func._schema, args, given):
                 self._forget(tensor)
         return found
 
     def prepare(self, matrices: Sequence[Tensor]) -> list[Callable[[], Any]]:
         """Jobs that make the halves of these, where they are matrices to multiply with."""
+        if torch._C._are_functorch_transforms_active():
+            return []
         return [
             partial(self._halves_of, matrix)
             for matrix in matrices
-            if matrix.dim() == 2 and self._is_rows(matrix)
+            if matrix.dim() == 2 and self._is_rows(matrix) and halves.fits(matrix)
         ]
 
     # Operations -----------------------------------------------------------------------------
@@ -159,8 +168,8 @@ class TensorCoreProducts(TorchDispatchMode):
     def _addmv_(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
         sign = factors.get("alpha", 1)
         plain = set(factors) <= {"alpha"} and sign in (1, -1) and y.is_contiguous()
-        if plain and self._is_ours(y) and self._is_combination(a, x):
-            return halves.combine(a.t(), x, y, sign)
+        if plain and self._is_ours(y) and y.shape == a.shape[:1] and self._is_combination(a, x):
+            return halves.combine(a.t(), x, y, int(sign))
         return aten.addmv_.default(y, a, x, **factors)
 
     def _add(self, a: Any, b: Any, **factors: Any) -> Any:
@@ -188,7 +197,7 @@ class TensorCoreProducts(TorchDispatchMode):
         x = args[0]
         y: Tensor = args[1] if kind in BACKWARD else x
         bounds: Bounds | None = None
-        if self._is_rows(x) and x.numel() >= LEAST_NUMBERS:
+        if self._is_rows(x) and x.numel() >= LEAST_NUMBERS and halves.fits(_rows_of(x)):
             bounds = (self._one,) if kind in BOUNDED_BY_ONE else self._bounds_of(x)
         fits = self._is_rows(y) and y.shape == x.shape and args[2:] in ((), (0,))  # of relu: from 0
         if bounds is None or not fits:
@@ -207,19 +216,16 @@ class TensorCoreProducts(TorchDispatchMode):
     ) -> Tensor | None:
         """a [M, K] times b [K, N] plus bias [N]; None where it is better made elsewhere."""
         precision = SETTINGS.fp32_precision
+        if precision not in ("none", "tf32") or not (self._is_ours(a) and self._is_ours(b)):
+            return None
+        if not a.dim() == b.dim() == 2 or a.shape[1] != b.shape[0]:
+            return None  # torch says what is wrong
         (m, k), n = a.shape, b.shape[1]
-        if (
-            precision not in ("none", "tf32")
-            or m * n * k < LEAST_WORK
-            or min(m, n) < 2
-            or k > LONGEST_SUM
-            or not (self._is_ours(a) and self._is_ours(b))
-            or max(a.numel(), b.numel(), m * n) > LARGEST_MATRIX
-        ):
+        if m * n * k < LEAST_WORK or min(m, n) < 2 or k > LONGEST_SUM or m * n > halves.LARGEST:
             return None
         a_along, b_along = a.stride(1) == 1, b.stride(0) == 1
         rows_of_a, rows_of_b = a if a_along else a.t(), b.t() if b_along else b
-        if not (_has_rows(rows_of_a) and _has_rows(rows_of_b)):
+        if not all(_has_rows(rows) and halves.fits(rows) for rows in (rows_of_a, rows_of_b)):
             return None
         # A weight gradient is the last of its kind: nothing is multiplied with it.
         bound = self._new_bound() if a_along and out is None else None
@@ -271,20 +277,22 @@ class TensorCoreProducts(TorchDispatchMode):
     # What is what ---------------------------------------------------------------------------
 
     def _is_ours(self, x: Tensor) -> bool:
-        return x.dtype is torch.float32 and x.device == self._device
+        plain = x.dtype is torch.float32 and x.layout is torch.strided
+        return plain and x.device == self._device
 
     def _is_rows(self, x: Tensor) -> bool:
-        """Whether it is one of ours that lies in memory row by row, without gaps."""
-        return self._is_ours(x) and x.dim() >= 2 and x.shape[-1] > 1 and x.is_contiguous()
+        """Whether it is one of ours that lies in memory row by row, without gaps; no images."""
+        return self._is_ours(x) and x.dim() in (2, 3) and x.shape[-1] > 1 and x.is_contiguous()
 
     def _is_combination(self, a: Tensor, x: Tensor) -> bool:
         """Whether a [n, count] times x is a sum of a few long rows."""
+        if not (self._is_ours(a) and self._is_ours(x)) or a.dim() != 2:
+            return False
         size, count = a.shape
         return (
-            self._is_ours(a)
-            and self._is_ours(x)
+            x.shape == (count,)
             and count <= MOST_ROWS
-            and size >= LEAST_COLUMNS
+            and LEAST_COLUMNS <= size <= halves.LARGEST
             and a.stride(0) == 1
             and x.is_contiguous()
         )
@@ -315,14 +323,21 @@ class TensorCoreProducts(TorchDispatchMode):
             if stream != known.stream:
                 stream.wait_event(known.found)
             return known.what
+        if self._before is None or number in self._changed:
+            return None
         # Of what was found before there is nothing to wait for: it is replayed as a whole.
-        earlier = None if self._before is None else self._before._memories.get(number)
+        earlier = self._before._memories.get(number)
         known = None if earlier is None else getattr(earlier, what).get(_key(rows))
         return None if known is None else known.what
 
     def _forget(self, changed: Tensor) -> None:
         """What was known of whatever shares its memory."""
-        self._memories.pop(changed.untyped_storage()._cdata, None)
+        if changed.layout is not torch.strided:
+            return
+        storage = changed.untyped_storage()
+        self._memories.pop(storage._cdata, None)
+        if self._before is not None:
+            self._changed[storage._cdata] = StorageWeakRef(storage)
 
     def _let_go(self) -> None:
         """Of what is known of memory that is gone."""

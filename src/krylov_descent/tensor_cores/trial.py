@@ -16,7 +16,7 @@ TOLERANCES = {True: 1e-6, False: 1e-3}
 # Products with these rows, columns and terms have one kind of tile each; the first is in shares.
 SHAPES = {True: ((64, 1024), (4096, 64)), False: ((64, 1024), (1280, 64), (4096, 64))}
 LAYOUTS = ((True, True), (True, False), (False, False))
-KINDS = (kernels.NOTHING, kernels.SQUARE, kernels.SIGMOID, kernels.SIGMOID_BACKWARD)
+KINDS = range(kernels.RELU_BACKWARD + 1)
 THREADS = 16
 
 
