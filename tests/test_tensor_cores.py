@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from krylov_descent import KSD
 from krylov_descent.linear_layers import side_by_side
+from krylov_descent.network import Network
 from krylov_descent.precision import SETTINGS
 from krylov_descent.tensor_cores import entry
 
@@ -264,6 +265,36 @@ def test_matrices_that_jobs_share_are_ready_for_each_of_them() -> None:
 
 
 @pytest.mark.gpu
+def test_with_unknown_functions_only_large_products_are_ours(
+    monkeypatch: pytest.MonkeyPatch, calls: list[bool]
+) -> None:
+    if not entry.possible(CUDA):
+        pytest.skip("this GPU has no tensor cores that the kernels are for")
+    monkeypatch.setattr("krylov_descent.tensor_cores.products.LEAST_WORK_ALONE", 200 * 100 * 80)
+    with torch.device(CUDA), entry.tensor_core_products(CUDA, sparing=True):
+        assert entry.under_way() is None
+        a, b = drawn(200, 100), drawn(100, 80, seed=1)
+        assert error(a @ b, a.double() @ b.double()) < EXACT
+        assert calls == [True]
+        a[1:].tanh() @ b
+        assert calls == [True]
+
+
+@pytest.mark.parametrize(
+    ("model", "is_one"),
+    [
+        (nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Sequential(nn.Linear(4, 2))), True),
+        (nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)), False),
+        (nn.GRU(3, 4), False),
+    ],
+)
+def test_what_a_stack_is(model: nn.Module, is_one: bool) -> None:
+    assert Network(model, nn.MSELoss(), None, None).is_stack is is_one
+    derived = Network(model, nn.MSELoss(), lambda model, x: 2 * model(x), None)
+    assert not derived.is_stack
+
+
+@pytest.mark.gpu
 def test_combinations_of_long_rows(products: Any) -> None:
     rows, c, start = drawn(7, 100_003), drawn(7, seed=1), drawn(100_003, seed=2)
     exact = rows.double().t() @ c.double()
@@ -278,11 +309,11 @@ def test_steps_repeat_to_the_last_bit_and_agree_with_torch(
 ) -> None:
     if not entry.possible(CUDA):
         pytest.skip("this GPU has no tensor cores that the kernels are for")
-    x, y = torch.rand(2000, 60, device=CUDA), torch.rand(2000, 30, device=CUDA)
+    x, y = torch.rand(2000, 200, device=CUDA), torch.rand(2000, 100, device=CUDA)
 
     def trained() -> Tensor:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(60, 80), nn.Sigmoid(), nn.Linear(80, 30)).to(CUDA)
+        model = nn.Sequential(nn.Linear(200, 600), nn.Sigmoid(), nn.Linear(600, 100)).to(CUDA)
         optimizer = KSD(model, nn.BCEWithLogitsLoss(), dimension=8, subset_size=500)
         for _ in range(4):
             optimizer.step((x, y))
@@ -291,7 +322,9 @@ def test_steps_repeat_to_the_last_bit_and_agree_with_torch(
     first, second = trained(), trained()
     assert calls
     assert torch.equal(first, second)
-    monkeypatch.setattr("krylov_descent.recordings.tensor_core_products", lambda *_: nullcontext())
+    monkeypatch.setattr(
+        "krylov_descent.recordings.tensor_core_products", lambda *_, **__: nullcontext()
+    )
     assert error(first, trained().double()) < 1e-3
 
 

@@ -18,6 +18,8 @@ from krylov_descent.losses import Loss, OutputHessian, SampleLoss
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.precision import forward_precision
 
+STACK = (nn.Linear, nn.Sigmoid, nn.Tanh, nn.ReLU, nn.Identity, nn.Flatten)
+
 Forward = Callable[[Any, Tree], Tree]
 Call = Callable[[], Any]
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
@@ -61,6 +63,12 @@ class Network:
     def original(self) -> "Network":
         """The network whose parameters are those that the modules hold: this one."""
         return self
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether all that it is made of is Linear layers and plain functions between them."""
+        leaves = (m for m in self.eager.modules() if not any(True for _ in m.children()))
+        return self._forward is _default_forward and all(type(m) in STACK for m in leaves)
 
     def refresh(self, groups: list[dict[str, Any]]) -> bool:
         """Look again at what requires a gradient and at weight decay; True if that changed."""

@@ -16,7 +16,7 @@ with dropout both ways always differ.) What cannot be recorded is run as it is, 
 import functools
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -34,6 +34,9 @@ from krylov_descent.precision import precisions
 from krylov_descent.tensor_cores.entry import tensor_core_products, under_way
 
 LARGEST = 16 << 20
+# Parameters of a model from which on products on tensor cores are worth loading kernels for: of
+# Linear layers with plain functions between them, and of others, where few products are large.
+SMALLEST_STACK, SMALLEST_OTHER = 1 << 17, 1 << 20
 PULSE, PULSE_SAMPLES = "pulse", 8
 PULSE_TOLERANCE = 1e-3
 
@@ -320,14 +323,14 @@ class Recording:
         )
         found = None
         try:
-            found = _record(whole, rehearsal=short)
+            found = _record(network, whole, rehearsal=short)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
             if rehearsal is part:
                 raise
         # A library may want to set itself up for a size that the short form does not have.
-        found = found or _record(whole, rehearsal=whole)
+        found = found or _record(network, whole, rehearsal=whole)
         self._graph, self._result = found.graph, found.result
 
     def load(self, batch: Batch, given: tuple[Tensor, ...]) -> None:
@@ -371,14 +374,14 @@ class RecordedProduct:
         self._batch = static
         self._vector = parameters.copy()
         prepare = partial(linearize, network, static)
-        linearization = _record(prepare, rehearsal=prepare)
+        linearization = _record(network, prepare, rehearsal=prepare)
         self._linearization, product = linearization.graph, linearization.result
         self._linearization.replay()
 
         def apply() -> Tensor:
             return parameters.flatten(product(parameters.pieces(self._vector)))
 
-        applied = _record(apply, rehearsal=apply, after=linearization)
+        applied = _record(network, apply, rehearsal=apply, after=linearization)
         self._graph, self._result = applied.graph, applied.result
         self._before = linearization  # holds the activations
 
@@ -426,6 +429,7 @@ class _Recorded(Generic[Result]):
 
 
 def _record(
+    network: Network,
     function: Callable[[], Result],
     *,
     rehearsal: Callable[[], Any],
@@ -434,15 +438,20 @@ def _record(
     """Record a function, after a rehearsal in which libraries set themselves up.
 
     Args:
+        network: that the function is about.
         function: what to record.
         rehearsal: it, or a short form of it.
         after: what is replayed before this, and whose memory it may use.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     before, pool = (None, None) if after is None else (after.products, after.graph.pool())
+    stack = network.is_stack
+    products: Callable[[], AbstractContextManager[Any]] = nullcontext
+    if network.parameters.numel >= (SMALLEST_STACK if stack else SMALLEST_OTHER):
+        products = partial(tensor_core_products, device, before, sparing=not stack)
     current, side = torch.cuda.current_stream(), _recording_stream(torch.cuda.current_device())
     side.wait_stream(current)
-    with torch.cuda.stream(side), tensor_core_products(device, before):
+    with torch.cuda.stream(side), products():
         rehearsal()
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
@@ -450,11 +459,11 @@ def _record(
         # Other threads, of data loaders, may go on copying to the device meanwhile.
         with (
             torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"),
-            tensor_core_products(device, before) as products,
+            products() as known,
         ):
             result = function()
     except BaseException:
         # torch leaves the recording's stream in place when the recording fails.
         torch.cuda.set_stream(current)
         raise
-    return _Recorded(graph, result, products)
+    return _Recorded(graph, result, known)

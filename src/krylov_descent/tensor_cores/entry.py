@@ -16,19 +16,21 @@ from krylov_descent.losses import first_line
 LEAST_MEMORY = 200 << 10
 
 
-def tensor_core_products(device: torch.device, before: Any = None) -> AbstractContextManager[Any]:
+def tensor_core_products(
+    device: torch.device, before: Any = None, *, sparing: bool = False
+) -> AbstractContextManager[Any]:
     """`TensorCoreProducts` for a while, or nothing where that is not possible."""
     if not possible(device):
         return nullcontext()
     from krylov_descent.tensor_cores.products import TensorCoreProducts  # needs Triton
 
-    return TensorCoreProducts(device, before)
+    return TensorCoreProducts(device, before, sparing=sparing)
 
 
 def under_way() -> Any:
-    """The `TensorCoreProducts` of this moment; None where there is none."""
+    """The `TensorCoreProducts` of this moment; None where there is none, or a sparing one."""
     mode: Any = _get_current_dispatch_mode()
-    return mode if hasattr(mode, "prepare") else None
+    return mode if getattr(mode, "sparing", None) is False else None
 
 
 @functools.cache

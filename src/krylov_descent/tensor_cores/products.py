@@ -26,6 +26,8 @@ aten = torch.ops.aten
 # Fewer multiplications than this are as fast elsewhere; longer sums are none of a layer's (all
 # inner products between the rows of a basis, say).
 LEAST_WORK, LONGEST_SUM = 1 << 15, 1 << 17
+# The same where each product has to make its halves by itself, which takes up to four kernels.
+LEAST_WORK_ALONE = 1 << 27
 LEAST_NUMBERS = 1 << 12
 # A combination of so many rows at most, each of so many numbers at least, is one of a basis.
 MOST_ROWS, LEAST_COLUMNS = 256, 1 << 16
@@ -88,11 +90,19 @@ class TensorCoreProducts(TorchDispatchMode):
     Args:
         device: the GPU.
         before: what was recorded before this, and is always replayed before it.
+        sparing: of large products alone, and without other functions: for a model with functions
+            between its layers that are not known here.
     """
 
-    def __init__(self, device: torch.device, before: "TensorCoreProducts | None" = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        before: "TensorCoreProducts | None" = None,
+        *,
+        sparing: bool = False,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._device, self._before = device, before
+        self._device, self._before, self.sparing = device, before, sparing
         # All at once: a recording sets them back to zero with a kernel before everything else. The
         # first stays zero, and the second is one.
         self._room = torch.zeros(BOUNDS, dtype=torch.int32, device=device)
@@ -107,12 +117,15 @@ class TensorCoreProducts(TorchDispatchMode):
             aten.addmm.default: self._addmm,
             aten.mv.default: self._mv,
             aten.addmv_.default: self._addmv_,
-            aten.add.Tensor: self._add,
-            aten.pow.Tensor_Scalar: self._pow,
-            aten.binary_cross_entropy_with_logits.default: self._cross_entropy,
         }
-        for function, kind in FUNCTIONS.items():
-            self._ours[function] = partial(self._function, function, kind)
+        if not sparing:
+            self._ours |= {
+                aten.add.Tensor: self._add,
+                aten.pow.Tensor_Scalar: self._pow,
+                aten.binary_cross_entropy_with_logits.default: self._cross_entropy,
+            }
+            for function, kind in FUNCTIONS.items():
+                self._ours[function] = partial(self._function, function, kind)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -215,13 +228,15 @@ class TensorCoreProducts(TorchDispatchMode):
         self, a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor | None:
         """a [M, K] times b [K, N] plus bias [N]; None where it is better made elsewhere."""
-        precision = SETTINGS.fp32_precision
+        precision, least = SETTINGS.fp32_precision, LEAST_WORK
+        if self.sparing:
+            precision, least = "ieee" if precision == "tf32" else precision, LEAST_WORK_ALONE
         if precision not in ("none", "tf32") or not (self._is_ours(a) and self._is_ours(b)):
             return None
         if not a.dim() == b.dim() == 2 or a.shape[1] != b.shape[0]:
             return None  # torch says what is wrong
         (m, k), n = a.shape, b.shape[1]
-        if m * n * k < LEAST_WORK or min(m, n) < 2 or k > LONGEST_SUM or m * n > halves.LARGEST:
+        if m * n * k < least or min(m, n) < 2 or k > LONGEST_SUM or m * n > halves.LARGEST:
             return None
         a_along, b_along = a.stride(1) == 1, b.stride(0) == 1
         rows_of_a, rows_of_b = a if a_along else a.t(), b.t() if b_along else b
