@@ -28,9 +28,13 @@ def test_nothing_happens_without_a_gpu() -> None:
 
 
 @pytest.fixture
-def products() -> Iterator[Any]:
+def needs_tensor_cores() -> None:
     if not entry.possible(CUDA):
         pytest.skip("this GPU has no tensor cores that the kernels are for")
+
+
+@pytest.fixture
+def products(needs_tensor_cores: None) -> Iterator[Any]:
     with torch.device(CUDA), entry.tensor_core_products(CUDA) as found:
         yield found
 
@@ -238,10 +242,9 @@ def test_another_matrix_in_the_same_memory_is_another_matrix(products: Any) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("needs_tensor_cores")
 def test_matrices_that_jobs_share_are_ready_for_each_of_them() -> None:
     """In a recording jobs run side by side, and what one makes of a matrix another one uses."""
-    if not entry.possible(CUDA):
-        pytest.skip("this GPU has no tensor cores that the kernels are for")
     with torch.device(CUDA):
         x = drawn(4000, 1000)
         weights = [drawn(1000, 100, seed=seed) for seed in range(8)]
@@ -265,11 +268,10 @@ def test_matrices_that_jobs_share_are_ready_for_each_of_them() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("needs_tensor_cores")
 def test_with_unknown_functions_only_large_products_are_ours(
     monkeypatch: pytest.MonkeyPatch, calls: list[bool]
 ) -> None:
-    if not entry.possible(CUDA):
-        pytest.skip("this GPU has no tensor cores that the kernels are for")
     monkeypatch.setattr("krylov_descent.tensor_cores.products.LEAST_WORK_ALONE", 200 * 100 * 80)
     with torch.device(CUDA), entry.tensor_core_products(CUDA, sparing=True):
         assert entry.under_way() is None
@@ -304,11 +306,10 @@ def test_combinations_of_long_rows(products: Any) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("needs_tensor_cores")
 def test_steps_repeat_to_the_last_bit_and_agree_with_torch(
     monkeypatch: pytest.MonkeyPatch, calls: list[bool]
 ) -> None:
-    if not entry.possible(CUDA):
-        pytest.skip("this GPU has no tensor cores that the kernels are for")
     x, y = torch.rand(2000, 200, device=CUDA), torch.rand(2000, 100, device=CUDA)
 
     def trained() -> Tensor:
@@ -323,15 +324,14 @@ def test_steps_repeat_to_the_last_bit_and_agree_with_torch(
     assert calls
     assert torch.equal(first, second)
     monkeypatch.setattr(
-        "krylov_descent.recordings.tensor_core_products", lambda *_, **__: nullcontext()
+        "krylov_descent.cuda_graphs.tensor_core_products", lambda *_, **__: nullcontext()
     )
     assert error(first, trained().double()) < 1e-3
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("needs_tensor_cores")
 def test_without_a_compiler_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not entry.possible(CUDA):
-        pytest.skip("this GPU has no tensor cores that the kernels are for")
 
     def broken(device: torch.device) -> None:
         raise RuntimeError("no C compiler was found")

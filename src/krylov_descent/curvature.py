@@ -23,6 +23,7 @@ from torch import Tensor
 
 from krylov_descent import double_backward, forward_mode
 from krylov_descent.batches import Batch, Stream, Tree, as_samples, map_tensors
+from krylov_descent.cuda_graphs import RecordedProduct
 from krylov_descent.derivative_checks import check_double_backward, check_symmetric
 from krylov_descent.double_backward import floating, losses_of, outputs_of
 from krylov_descent.forward_mode import BatchProduct
@@ -31,7 +32,6 @@ from krylov_descent.losses import first_line
 from krylov_descent.network import Network
 from krylov_descent.objective import Objective
 from krylov_descent.probes import PROBE_SAMPLES, Findings, kept_bytes
-from krylov_descent.recordings import RecordedProduct
 
 CurvatureKind = Literal["gauss-newton", "hessian", "fisher"]
 Linearize = Callable[[Network, Batch], BatchProduct]

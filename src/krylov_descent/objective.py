@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from krylov_descent import probes
 from krylov_descent.arguments import check_counts, check_flags
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples
+from krylov_descent.cuda_graphs import Part
 from krylov_descent.distributed import Ranks
 from krylov_descent.linear_layers import losses_and_gradients
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, Params
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.per_sample import SquaredGradients
-from krylov_descent.recordings import Part, Recordings
+from krylov_descent.recordings import Recordings
 from krylov_descent.sums import Evaluation, Sums, Whole
 
 CPU_ACTIVATION_MEMORY = 1 << 30

@@ -1,10 +1,10 @@
-"""CUDA graphs: the kernels of a part of a step, recorded once and launched as one.
+"""What has been recorded of a network: the kernels of parts of a step, each launched as one.
 
-On a GPU the step of a small net is bound by the host, which launches some hundred small kernels
-for each product and each evaluation. All of them read the parameters in place and a batch of a
-fixed size, so they are recorded at an early step and replayed afterwards: same kernels, same
-numbers, without the host in between. Recording is for models up to `LARGEST` bytes; beyond, the
-kernels are long enough to hide their launches, and memory is dearer.
+On a GPU the step of a small net is bound by the host, which launches some hundred small kernels for
+each product and each evaluation. All of them read the parameters in place and a batch of a fixed
+size, so they are recorded at an early step (see `cuda_graphs`) and replayed afterwards: the same
+numbers to rounding, without the host in between. Recording is for models up to `LARGEST` bytes;
+beyond, the kernels are long enough to hide their launches, and memory is dearer.
 
 What is recorded holds for the shapes, addresses and flags it was recorded with, which are compared
 before each use. A Python number that a forward pass reads (an annealed weight, say) is none of
@@ -13,39 +13,31 @@ differ by a thousandth, everything is recorded anew. (Mini-batches are recorded 
 with dropout both ways always differ.) What cannot be recorded is run as it is, and said so once.
 """
 
-import functools
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, Tree, tensors_in
+from krylov_descent.cuda_graphs import Part, RecordedProduct, Recording
 from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.linear_layers import side_by_side
 from krylov_descent.losses import first_line
 from krylov_descent.network import Network
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.precision import precisions
-from krylov_descent.tensor_cores.entry import tensor_core_products, under_way
+from krylov_descent.tensor_cores.entry import under_way
 
 LARGEST = 16 << 20
-# Parameters of a model from which on products on tensor cores are worth loading kernels for: of
-# Linear layers with plain functions between them, and of others, where few products are large.
-SMALLEST_STACK, SMALLEST_OTHER = 1 << 17, 1 << 20
 PULSE, PULSE_SAMPLES = "pulse", 8
 PULSE_TOLERANCE = 1e-3
 
-Result = TypeVar("Result")
 Recorded = TypeVar("Recorded")
 Key = tuple[Any, ...]
-# From a network, a batch and other tensors to tensors, by kernels alone: nothing is read on the
-# host, and nothing depends on what is not among the arguments or in the parameters.
-Part = Callable[..., Any]
 
 
 class Recordings:
@@ -305,165 +297,6 @@ class _Aliased(Network):
         )
 
 
-class Recording:
-    """A part of a step, with its own copies of the tensors that it is given."""
-
-    def __init__(
-        self,
-        network: Network,
-        part: Part,
-        batch: Batch,
-        given: tuple[Tensor, ...],
-        rehearsal: Part,
-    ) -> None:
-        self._batch = batch.map(torch.clone)
-        self._given = [tensor.clone() for tensor in given]
-        whole, short = (
-            partial(form, network, self._batch, *self._given) for form in (part, rehearsal)
-        )
-        found = None
-        try:
-            found = _record(network, whole, rehearsal=short)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:
-            if rehearsal is part:
-                raise
-        # A library may want to set itself up for a size that the short form does not have.
-        found = found or _record(network, whole, rehearsal=whole)
-        self._graph, self._result = found.graph, found.result
-
-    def load(self, batch: Batch, given: tuple[Tensor, ...]) -> None:
-        """Take up what is read from now on."""
-        _copy(batch, self._batch)
-        for target, source in zip(self._given, given, strict=True):
-            target.copy_(source)
-
-    def __call__(self, *last: Tensor) -> Any:
-        """Replay, with these in place of the last of what was given.
-
-        Returns:
-            What the part returned when it was recorded: the same tensors each time, overwritten by
-            the next call.
-        """
-        for target, source in zip(reversed(self._given), reversed(last), strict=False):
-            target.copy_(source, non_blocking=True)
-        self._graph.replay()
-        return self._result
-
-
 def _losses(network: Network, batch: Batch) -> Tensor:
     # With grad mode on, which a forward pass that differentiates by itself needs.
     return network.sample_losses(batch, eager=True).detach()
-
-
-class RecordedProduct:
-    """v → Σ over a batch of a curvature matrix times v.
-
-    Two recordings: the linearisation, replayed once per step, whose saved activations stay where
-    they are; and the product, which reads them.
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        static: Batch,
-        linearize: Callable[[Network, Batch], BatchProduct],
-    ) -> None:
-        parameters = network.parameters
-        self._batch = static
-        self._vector = parameters.copy()
-        prepare = partial(linearize, network, static)
-        linearization = _record(network, prepare, rehearsal=prepare)
-        self._linearization, product = linearization.graph, linearization.result
-        self._linearization.replay()
-
-        def apply() -> Tensor:
-            return parameters.flatten(product(parameters.pieces(self._vector)))
-
-        applied = _record(network, apply, rehearsal=apply, after=linearization)
-        self._graph, self._result = applied.graph, applied.result
-        self._before = linearization  # holds the activations
-
-    def load(self, batch: Batch) -> None:
-        """Linearise at the parameters as they are, over these samples."""
-        _copy(batch, self._batch)
-        self._linearization.replay()
-
-    def __call__(self, vector: Tensor) -> Tensor:
-        """The product as a new vector [n]."""
-        self._vector.copy_(vector)
-        self._graph.replay()
-        return self._result.clone()
-
-
-def _copy(batch: Batch, static: Batch) -> None:
-    pairs = zip(
-        tensors_in((static.inputs, static.targets)),
-        tensors_in((batch.inputs, batch.targets)),
-        strict=True,
-    )
-    for target, source in pairs:
-        target.copy_(source)
-
-
-@functools.cache
-def _recording_stream(device: int) -> torch.cuda.Stream:
-    """One for everything: autograd runs a backward pass on the stream of its forward pass."""
-    return torch.cuda.Stream(device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Recorded(Generic[Result]):
-    """What was recorded.
-
-    Attributes:
-        graph: of kernels.
-        result: of the function.
-        products: what is known of the matrices in it, and holds it.
-    """
-
-    graph: torch.cuda.CUDAGraph
-    result: Result
-    products: Any
-
-
-def _record(
-    network: Network,
-    function: Callable[[], Result],
-    *,
-    rehearsal: Callable[[], Any],
-    after: _Recorded[Any] | None = None,
-) -> _Recorded[Result]:
-    """Record a function, after a rehearsal in which libraries set themselves up.
-
-    Args:
-        network: that the function is about.
-        function: what to record.
-        rehearsal: it, or a short form of it.
-        after: what is replayed before this, and whose memory it may use.
-    """
-    device = torch.device("cuda", torch.cuda.current_device())
-    before, pool = (None, None) if after is None else (after.products, after.graph.pool())
-    stack = network.is_stack
-    products: Callable[[], AbstractContextManager[Any]] = nullcontext
-    if network.parameters.numel >= (SMALLEST_STACK if stack else SMALLEST_OTHER):
-        products = partial(tensor_core_products, device, before, sparing=not stack)
-    current, side = torch.cuda.current_stream(), _recording_stream(torch.cuda.current_device())
-    side.wait_stream(current)
-    with torch.cuda.stream(side), products():
-        rehearsal()
-    current.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        # Other threads, of data loaders, may go on copying to the device meanwhile.
-        with (
-            torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"),
-            products() as known,
-        ):
-            result = function()
-    except BaseException:
-        # torch leaves the recording's stream in place when the recording fails.
-        torch.cuda.set_stream(current)
-        raise
-    return _Recorded(graph, result, known)

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, Samples
 from krylov_descent.bfgs import Vector
+from krylov_descent.cuda_graphs import Recording
 from krylov_descent.linear_layers import losses_and_gradients, side_by_side
 from krylov_descent.network import Network
 from krylov_descent.noise import error_sums, noise_from
 from krylov_descent.objective import Objective
-from krylov_descent.recordings import Recording
 from krylov_descent.subspace import Coordinates, Subspace
 
 NOISE_POINTS = 4

@@ -1,0 +1,187 @@
+"""A function as a CUDA graph: a part of a step, or a product, recorded once and replayed.
+
+What is recorded has copies of its own of the tensors it is given, and reads parameters in place.
+"""
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from krylov_descent.batches import Batch, tensors_in
+from krylov_descent.forward_mode import BatchProduct
+from krylov_descent.network import Network
+from krylov_descent.tensor_cores.entry import tensor_core_products
+
+# Parameters of a model from which on products on tensor cores are worth loading kernels for: of
+# Linear layers with plain functions between them, and of others, where few products are large.
+SMALLEST_STACK, SMALLEST_OTHER = 1 << 17, 1 << 20
+
+Result = TypeVar("Result")
+# From a network, a batch and other tensors to tensors, by kernels alone: nothing is read on the
+# host, and nothing depends on what is not among the arguments or in the parameters.
+Part = Callable[..., Any]
+
+
+class Recording:
+    """A part of a step, with its own copies of the tensors that it is given."""
+
+    def __init__(
+        self,
+        network: Network,
+        part: Part,
+        batch: Batch,
+        given: tuple[Tensor, ...],
+        rehearsal: Part,
+    ) -> None:
+        self._batch = batch.map(torch.clone)
+        self._given = [tensor.clone() for tensor in given]
+        whole, short = (
+            partial(form, network, self._batch, *self._given) for form in (part, rehearsal)
+        )
+        found = None
+        try:
+            found = _record(network, whole, rehearsal=short)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            if rehearsal is part:
+                raise
+        # A library may want to set itself up for a size that the short form does not have.
+        found = found or _record(network, whole, rehearsal=whole)
+        self._graph, self._result = found.graph, found.result
+
+    def load(self, batch: Batch, given: tuple[Tensor, ...]) -> None:
+        """Take up what is read from now on."""
+        _copy(batch, self._batch)
+        for target, source in zip(self._given, given, strict=True):
+            target.copy_(source)
+
+    def __call__(self, *last: Tensor) -> Any:
+        """Replay, with these in place of the last of what was given.
+
+        Returns:
+            What the part returned when it was recorded: the same tensors each time, overwritten by
+            the next call.
+        """
+        for target, source in zip(reversed(self._given), reversed(last), strict=False):
+            target.copy_(source, non_blocking=True)
+        self._graph.replay()
+        return self._result
+
+
+class RecordedProduct:
+    """v → Σ over a batch of a curvature matrix times v.
+
+    Two recordings: the linearisation, replayed once per step, whose saved activations stay where
+    they are; and the product, which reads them.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        static: Batch,
+        linearize: Callable[[Network, Batch], BatchProduct],
+    ) -> None:
+        parameters = network.parameters
+        self._batch = static
+        self._vector = parameters.copy()
+        prepare = partial(linearize, network, static)
+        linearization = _record(network, prepare, rehearsal=prepare)
+        self._linearization, product = linearization.graph, linearization.result
+        self._linearization.replay()
+
+        def apply() -> Tensor:
+            return parameters.flatten(product(parameters.pieces(self._vector)))
+
+        applied = _record(network, apply, rehearsal=apply, after=linearization)
+        self._graph, self._result = applied.graph, applied.result
+        self._before = linearization  # holds the activations
+
+    def load(self, batch: Batch) -> None:
+        """Linearise at the parameters as they are, over these samples."""
+        _copy(batch, self._batch)
+        self._linearization.replay()
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """The product as a new vector [n]."""
+        self._vector.copy_(vector)
+        self._graph.replay()
+        return self._result.clone()
+
+
+def _copy(batch: Batch, static: Batch) -> None:
+    pairs = zip(
+        tensors_in((static.inputs, static.targets)),
+        tensors_in((batch.inputs, batch.targets)),
+        strict=True,
+    )
+    for target, source in pairs:
+        target.copy_(source)
+
+
+@functools.cache
+def _recording_stream(device: int) -> torch.cuda.Stream:
+    """One for everything: autograd runs a backward pass on the stream of its forward pass."""
+    return torch.cuda.Stream(device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded(Generic[Result]):
+    """What was recorded.
+
+    Attributes:
+        graph: of kernels.
+        result: of the function.
+        products: what is known of the matrices in it, and holds it.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    result: Result
+    products: Any
+
+
+def _record(
+    network: Network,
+    function: Callable[[], Result],
+    *,
+    rehearsal: Callable[[], Any],
+    after: _Recorded[Any] | None = None,
+) -> _Recorded[Result]:
+    """Record a function, after a rehearsal in which libraries set themselves up.
+
+    Args:
+        network: that the function is about.
+        function: what to record.
+        rehearsal: it, or a short form of it.
+        after: what is replayed before this, and whose memory it may use.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    before, pool = (None, None) if after is None else (after.products, after.graph.pool())
+    stack = network.is_stack
+    products: Callable[[], AbstractContextManager[Any]] = nullcontext
+    if network.parameters.numel >= (SMALLEST_STACK if stack else SMALLEST_OTHER):
+        products = partial(tensor_core_products, device, before, sparing=not stack)
+    current, side = torch.cuda.current_stream(), _recording_stream(torch.cuda.current_device())
+    side.wait_stream(current)
+    with torch.cuda.stream(side), products():
+        rehearsal()
+    current.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # Other threads, of data loaders, may go on copying to the device meanwhile.
+        with (
+            torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"),
+            products() as known,
+        ):
+            result = function()
+    except BaseException:
+        # torch leaves the recording's stream in place when the recording fails.
+        torch.cuda.set_stream(current)
+        raise
+    return _Recorded(graph, result, known)
