@@ -12,10 +12,13 @@ from torch import Tensor, nn
 
 from krylov_descent import KSD, LBFGS, HessianFree, KroneckerFactors, NonlinearCG, Objective
 from krylov_descent.batches import Batch
+from krylov_descent.cuda_graphs import Recording
 from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.linear_layers import BRANCHES, side_by_side
 from krylov_descent.network import Network
+from krylov_descent.on_the_way import OnTheWay
 from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.result import Status
 from krylov_descent.subsets import draw
 from krylov_descent.sums import Evaluation, Sums
 
@@ -260,6 +263,100 @@ def test_sets_are_drawn_while_the_gpu_is_busy(monkeypatch: pytest.MonkeyPatch) -
         order.clear()
         optimizer.step(samples(200))
     assert order == ["draw", "gradient"]
+
+
+def towards_numbers(count: int = 200) -> tuple[Tensor, Tensor]:
+    """Samples for a loss whose normaliser is known on the host, so that nothing waits for it."""
+    inputs, _ = samples(count, torch.float64)
+    generator = torch.Generator().manual_seed(3)
+    return inputs, torch.randn(count, 3, generator=generator).to(inputs)
+
+
+AHEAD = [KSD, partial(KSD, preconditioner="identity"), with_factors(after=0)]
+
+
+def test_the_basis_is_launched_before_the_gradient_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    replay, read = Recording.__call__, OnTheWay.read
+
+    def noted_replay(recording: Recording) -> Any:
+        order.append("launched")
+        return replay(recording)
+
+    def noted_read(numbers: OnTheWay) -> Any:
+        order.append("read")
+        return read(numbers)
+
+    monkeypatch.setattr(Recording, "__call__", noted_replay)
+    monkeypatch.setattr(OnTheWay, "read", noted_read)
+    optimizer = KSD(small_net(torch.float64), nn.MSELoss())
+    for _ in range(3):
+        order.clear()
+        optimizer.step(towards_numbers())
+    # Gradient, pulse, basis; whether they hold, f and ‖g‖. What follows is the search.
+    assert order[:6] == ["launched"] * 3 + ["read"] * 3
+
+
+class Absolute(nn.Module):
+    """A net with |wx| of the first input, whose derivative at 0 is not a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small_net(torch.float64)
+        self.weight = nn.Parameter(torch.ones(1, dtype=torch.float64, device="cuda"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.net(x) + (self.weight * x[:, :1]).square().sqrt()
+        return result
+
+
+@pytest.mark.parametrize("method", AHEAD)
+@pytest.mark.parametrize("which", ["loss", "gradient"])
+def test_a_basis_that_was_launched_in_vain_leaves_all_as_it_was(
+    method: Callable[..., DataOptimizer], which: str
+) -> None:
+    inputs, targets = towards_numbers()
+    bad_inputs, bad_targets = inputs.clone(), targets.clone()
+    if which == "loss":
+        bad_targets[7] = torch.nan
+    else:
+        bad_inputs[7, 0] = 0.0
+    found = []
+    for recorded in (True, False):
+        model = Absolute()
+        optimizer = method(model, nn.MSELoss(), subset_size=1.0, cuda_graphs=recorded)
+        for _ in range(4):
+            optimizer.step((inputs, targets))
+        before = [p.clone() for p in model.parameters()]
+        found.append(optimizer.step((bad_inputs, bad_targets)))
+        assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+        plain = Objective(model, nn.MSELoss(), cuda_graphs=False)
+        expected = plain.value((inputs, targets))
+        assert optimizer.step((inputs, targets)).loss == pytest.approx(expected, rel=1e-12)
+    ours, theirs = found
+    assert ours.status is theirs.status is Status.NOT_FINITE
+    assert ours.reason == theirs.reason
+    assert ("the loss on A" if which == "loss" else "the gradient on A") in ours.reason
+    assert (ours.rank, ours.products, ours.passes) == (0, 0, theirs.passes)
+
+
+@pytest.mark.parametrize("method", AHEAD)
+def test_a_number_that_changes_before_a_basis_is_launched_is_seen(
+    method: Callable[..., DataOptimizer],
+) -> None:
+    data, runs = towards_numbers(), []
+    for recorded in (True, False):
+        model = Scaled()
+        optimizer = method(model, nn.MSELoss(), subset_size=1.0, cuda_graphs=recorded)
+        steps = []
+        for scale in (1.0, 1.0, 1.0, 0.8, 0.8):
+            model.scale = scale
+            steps.append(optimizer.step(data))
+            assert steps[-1].loss_before == pytest.approx(steps[-1].loss, rel=1e-9)  # C is A
+        runs.append(steps)
+    for ours, theirs in zip(*runs, strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
+        assert ours.rank == theirs.rank
 
 
 def test_sets_that_cannot_be_drawn_while_the_gpu_is_busy_leave_all_as_it_was() -> None:

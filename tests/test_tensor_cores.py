@@ -43,14 +43,17 @@ def products(needs_tensor_cores: None) -> Iterator[Any]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether there were three, for each product that ran on tensor cores."""
     halves = pytest.importorskip("krylov_descent.tensor_cores.halves")
-    found, product = [], halves.product
+    found: list[bool] = []
 
-    def counted(*args: Any, **kwargs: Any) -> Tensor:
-        found.append(kwargs["three"])
-        result: Tensor = product(*args, **kwargs)
-        return result
+    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(what: Any, *args: Any, **kwargs: Any) -> Any:
+            found.append(what.three)
+            return function(what, *args, **kwargs)
 
-    monkeypatch.setattr(halves, "product", counted)
+        return counted
+
+    for name in ("product", "function_of_product"):
+        monkeypatch.setattr(halves, name, counting(getattr(halves, name)))
     return found
 
 
@@ -339,3 +342,68 @@ def test_without_a_compiler_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("krylov_descent.tensor_cores.trial.try_out", broken)
     with pytest.warns(UserWarning, match="no C compiler was found"):
         assert not entry.possible.__wrapped__(CUDA)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["none", "tf32"])
+@pytest.mark.parametrize("kind", ["sigmoid", "tanh", "relu"])
+def test_functions_of_products_are_made_with_them(
+    products: Any,
+    calls: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    precision: str,
+) -> None:
+    """Going forward, along a direction, and back; each with halves that the next product has."""
+    a, b, last = drawn(200, 90), drawn(70, 90, seed=1), drawn(60, 70, seed=2)
+    bias, added, value = drawn(70, seed=3), drawn(200, 60, seed=4) @ last, drawn(200, 70, seed=5)
+    value = getattr(torch, kind)(value)
+    backward = {
+        "sigmoid": lambda x: torch.ops.aten.sigmoid_backward(x, value.to(x.dtype)),
+        "tanh": lambda x: torch.ops.aten.tanh_backward(x, value.to(x.dtype)),
+        "relu": lambda x: torch.ops.aten.threshold_backward(x, value.to(x.dtype), 0),
+    }[kind]
+
+    def found(*given: Tensor) -> list[Tensor]:
+        a, b, last, bias, added, value = given
+        results = [getattr(torch, kind)(torch.addmm(bias, a, b.t()))]
+        results += [backward(added + a @ b.t()), backward(a @ b.t().contiguous())]
+        results.append(value * (added + a @ b.t()))
+        return [*results, *(result @ last.t() for result in results)]
+
+    assert added.isfinite().all()  # and so it is made, and its bound is known
+    given, before = (a, b, last, bias, added, value), len(calls)
+    monkeypatch.setattr(SETTINGS, "fp32_precision", precision)
+    mine = found(*given)
+    sums = [result.sum() for result in mine]
+    SETTINGS.fp32_precision = "none"
+
+    exact = found(*(tensor.double() for tensor in given))
+    for result, right in zip(mine, exact, strict=True):
+        assert error(result, right) < (2 * EXACT if precision == "none" else 2 * ROUGH)
+    assert all(total.isfinite() for total in sums)
+    assert len(calls) == before + 8
+
+
+@pytest.mark.gpu
+def test_a_product_that_waits_is_there_for_all_that_look(products: Any) -> None:
+    """In place, through another name, as a part, by several, or when all is over."""
+    a, b = drawn(200, 90), drawn(90, 80, seed=1)
+    exact = a.double() @ b.double()
+    z = a @ b
+    other_name, part = z.detach(), z[10:20]
+    activations = z.sigmoid()
+    assert error(activations, exact.sigmoid()) < EXACT
+    assert error(part, exact[10:20]) < EXACT
+    assert error(other_name, exact) < EXACT
+    assert error((a @ b).mul_(2), 2 * exact) < EXACT
+    assert error(torch.cat([a @ b, a @ b]), torch.cat([exact, exact])) < EXACT
+    twice = a @ b
+    assert error(twice + twice, 2 * exact) < EXACT
+    assert error(twice * twice, exact**2) < EXACT
+    with entry.tensor_core_products(CUDA):
+        last = a @ b
+        used = a @ b
+        used.sigmoid()
+    assert error(last, exact) < EXACT
+    assert error(used, exact) < EXACT

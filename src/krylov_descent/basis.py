@@ -245,8 +245,13 @@ class StoredBasis:
         """Machine epsilon of a stored number."""
         return torch.finfo(self.stored.dtype).eps
 
-    def put(self, k: int, vector: Tensor) -> None:
-        """Keep a vector [m] as row k."""
+    def put(self, k: int, vector: Tensor, scale: Tensor | None = None) -> None:
+        """Keep a vector [m] as row k; or a multiple of it."""
+        if self.plain and scale is not None:
+            torch.mul(vector, scale, out=self.stored[k])
+            return
+        if scale is not None:
+            vector = vector * scale
         if self._copies is None:
             self.stored[k].copy_(vector)
             return

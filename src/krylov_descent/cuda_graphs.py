@@ -29,7 +29,12 @@ Part = Callable[..., Any]
 
 
 class Recording:
-    """A part of a step, with its own copies of the tensors that it is given."""
+    """A part of a step, with its own copies of the tensors that it is given.
+
+    Attributes:
+        result: what the part returned when it was recorded: the same tensors each time, overwritten
+            by the next call.
+    """
 
     def __init__(
         self,
@@ -54,7 +59,7 @@ class Recording:
                 raise
         # A library may want to set itself up for a size that the short form does not have.
         found = found or _record(network, whole, rehearsal=whole)
-        self._graph, self._result = found.graph, found.result
+        self._graph, self.result = found.graph, found.result
 
     def load(self, batch: Batch, given: tuple[Tensor, ...]) -> None:
         """Take up what is read from now on."""
@@ -62,17 +67,10 @@ class Recording:
         for target, source in zip(self._given, given, strict=True):
             target.copy_(source)
 
-    def __call__(self, *last: Tensor) -> Any:
-        """Replay, with these in place of the last of what was given.
-
-        Returns:
-            What the part returned when it was recorded: the same tensors each time, overwritten by
-            the next call.
-        """
-        for target, source in zip(reversed(self._given), reversed(last), strict=False):
-            target.copy_(source, non_blocking=True)
+    def __call__(self) -> Any:
+        """Replay; returns the result."""
         self._graph.replay()
-        return self._result
+        return self.result
 
 
 class RecordedProduct:

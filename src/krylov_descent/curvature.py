@@ -28,7 +28,7 @@ from krylov_descent.derivative_checks import check_double_backward, check_symmet
 from krylov_descent.double_backward import floating, losses_of, outputs_of
 from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.lean_functions import LeanFunctions
-from krylov_descent.losses import first_line
+from krylov_descent.messages import first_line
 from krylov_descent.network import Network
 from krylov_descent.objective import Objective
 from krylov_descent.probes import PROBE_SAMPLES, Findings, kept_bytes

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from krylov_descent.losses import first_line
+from krylov_descent.messages import first_line
 
 # Torch 2.13 has new names for these two.
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from krylov_descent.basis import Storage, StoredBasis
-from krylov_descent.preconditioner import Entrywise, Metric
+from krylov_descent.preconditioner import Diagonal, Entrywise, Metric
 
 
 class Images:
@@ -26,11 +26,16 @@ class Images:
             slots, size = rows.stored.shape
             self._kept = StoredBasis(slots, size, rows.stored, Storage())
 
-    def combine(self, which: slice, coefficients: Tensor) -> Tensor:
-        """D times a combination of some rows, as a new vector."""
+    def subtract(self, w: Tensor, which: slice, coefficients: Tensor) -> None:
+        """Take D times a combination of some rows from a vector, in place."""
         if self._kept is None:
-            return self._metric.multiply(self._rows.combine(which, coefficients))
-        return self._kept.combine(which, coefficients)
+            combined = self._rows.combine(which, coefficients)
+            if isinstance(self._metric, Diagonal):
+                w.addcmul_(combined, self._metric.diagonal, value=-1)
+            else:
+                w.sub_(self._metric.multiply(combined))
+        else:
+            self._kept.subtracted(w, which, coefficients)
 
     def keep(self, k: int, w: Tensor, taken: Tensor, scale: Tensor) -> None:
         """The same of row k, which is u times a scale.
@@ -45,4 +50,4 @@ class Images:
             return
         if len(taken):
             w = self._kept.subtracted(w, slice(0, len(taken)), taken)
-        self._kept.put(k, w * scale)
+        self._kept.put(k, w, scale)

@@ -141,11 +141,14 @@ class KroneckerFactors:
             self._make(sums, normaliser, network.parameters, *squares)
 
         normaliser = objective.network.loss.normaliser(batch.targets, batch.size)
+        if not isinstance(normaliser, Tensor):
+            # By a kernel: a copy would wait for all before it.
+            normaliser = self._diagonal.new_full((), normaliser)
         recording = recordings.load(
             f"factors, {form}",  # which may be known later than the rest
             make,
             batch,
-            torch.as_tensor(normaliser, dtype=self._diagonal.dtype, device=self._diagonal.device),
+            normaliser.to(self._diagonal),
             *([] if self._squares is None else [self._squares]),
             fixed=self.tensors,
         )

@@ -84,7 +84,7 @@ def fill_with_krylov_space(
         least = max(BREAKDOWN_UNITS * torch.finfo(u.dtype).eps, rows.epsilon)
         vanished = squared <= least**2 * before
         scale = torch.where(vanished, 0.0, squared.rsqrt())
-        rows.put(k, u.mul_(scale))
+        rows.put(k, u, scale)
         images.keep(k, w, taken, scale)
         lengths[k] = torch.where(vanished, 0.0, squared)
         # Reading a number costs a GPU a stop, and a CPU nothing. NaN goes on, and is found in H̄.
@@ -98,7 +98,7 @@ def fill_with_krylov_space(
         if rows.rounded:
             projected.copy_(times(known, w))
         along = times(near, w)
-        w.sub_(images.combine(near, along))
+        images.subtract(w, near, along)
         found = times(known, w)
         u = rows.subtracted(metric.solve(w), known, found)
         if not rows.rounded:  # VᵀDV = 1, and so this is Vᵀ(Hv), too

@@ -262,6 +262,10 @@ def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
 
     The products of one layer rarely fill a GPU.
     """
+    products = under_way()
+    if products is not None:
+        products.settle()  # what all jobs may read
+        jobs = [partial(_settled, products, job) for job in jobs]
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return [job() for job in jobs]
     current = torch.cuda.current_stream()
@@ -283,6 +287,13 @@ def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
     for branch in branches:
         current.wait_stream(branch)
     return results
+
+
+def _settled(products: Any, job: Callable[[], Result]) -> Result:
+    """Of a job, with all that it computes made on its own branch."""
+    result = job()
+    products.settle()
+    return result
 
 
 @functools.cache

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from krylov_descent.batches import Tree, map_tensors, replace_tensors, tensors_in
+from krylov_descent.messages import first_line
+from krylov_descent.tensor_cores.cross_entropy import sample_cross_entropy
 
 Loss = Callable[[Tree, Tree], Tensor]
 # v → (∂² Σ nᵢ / ∂z²) v, over the list of output tensors z.
@@ -101,6 +103,10 @@ class SampleLoss:
         if not self.known:
             return self._per_sample_of_callable(outputs, targets, size)
         self._check_shapes(outputs, targets)
+        if self._is_plain_cross_entropy:
+            sums = sample_cross_entropy(outputs, targets)
+            if sums is not None:
+                return sums / outputs[0].numel() if self._averages_elements else sums
         elements: Tensor = self._elements(outputs, targets)
         self._check_weight(elements)
         if elements.dim() == 0 or elements.shape[0] != size:
@@ -158,6 +164,12 @@ class SampleLoss:
         return type(self.module) in ELEMENTWISE and bool(self.module.reduction == "mean")
 
     @property
+    def _is_plain_cross_entropy(self) -> bool:
+        loss = self.module
+        plain = type(loss) is nn.BCEWithLogitsLoss and self.known
+        return plain and loss.weight is None and loss.pos_weight is None
+
+    @property
     def _averages_classes(self) -> bool:
         return self.known and type(self.module) in CLASSWISE and self.module.reduction == "mean"
 
@@ -210,7 +222,7 @@ class SampleLoss:
         scale = float(outputs.shape[0]) / outputs.numel() if self._averages_elements else 1.0
         if type(loss) is nn.MSELoss:
             return lambda v: [2.0 * scale * v[0]]
-        if type(loss) is nn.BCEWithLogitsLoss and loss.weight is None and loss.pos_weight is None:
+        if self._is_plain_cross_entropy:
             p = outputs.detach().sigmoid()
             variance = scale * p * (1 - p)
             return lambda v: [variance * v[0]]
@@ -286,8 +298,3 @@ def _check_mean(whole: float, per_sample: Tensor) -> None:
             f"samples one by one is {mean:.6g}: it is not a mean over samples. Return one number "
             "per sample, or their plain mean"
         )
-
-
-def first_line(problem: Exception) -> str:
-    """The first line of an error's message, to be quoted in another."""
-    return str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__

@@ -153,7 +153,7 @@ class Objective:
             if whole is not None:
                 found = self._replay("gradient", _gradient, whole, sums, when_repeated=True)
             total = self._add_gradients(sums, data) if found is None else found[0]
-        return sums.evaluation(total, None)
+        return sums.evaluation(total, None, later=self.recordings.postpones)
 
     def part_of_value_and_gradient(self, data: Any, normaliser: float) -> Evaluation:
         """What this rank adds to f and its gradient; the L2 term is rank 0's. NaN if it failed.
@@ -200,7 +200,8 @@ class Objective:
                 del gradients
                 total_squares = parameters.add(total_squares, squares)
                 del squares
-        return sums.evaluation(total, total_squares, squared=True)
+        later = self.recordings.postpones
+        return sums.evaluation(total, total_squares, squared=True, later=later)
 
     def _batches_for_squares(self, data: Any) -> Iterator[Batch]:
         """Smaller ones: what goes out of Linear layers and comes back to them is held, too."""

@@ -29,7 +29,7 @@ from krylov_descent.linear_layers import (
     trust_tolerance,
     uses_of_parameters,
 )
-from krylov_descent.losses import first_line
+from krylov_descent.messages import first_line
 from krylov_descent.network import Network, require_graph
 from krylov_descent.precision import rough_products
 from krylov_descent.probes import epsilon_of
@@ -255,8 +255,8 @@ def _factored(
         return [(p, torch.zeros_like(p), torch.zeros_like(p)) for p in layer.module.parameters()]
     if len(calls) == 1 and calls[0][0].dim() == 2:
         x, delta = calls[0]
-        squared = delta.square()
         with rough_products():
+            squared = delta.square()
             squares = squared.t() @ x.square()
         found = [(weight, delta.t() @ x, squares)]
         if bias is not None:

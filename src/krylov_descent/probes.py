@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from krylov_descent.batches import Batch
 from krylov_descent.linear_layers import recorded_linear_layers, trusted_layers
-from krylov_descent.losses import LossContractError, first_line
+from krylov_descent.losses import LossContractError
+from krylov_descent.messages import first_line
 from krylov_descent.network import Network
 from krylov_descent.precision import forward_precision
 

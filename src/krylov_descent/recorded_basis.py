@@ -11,14 +11,20 @@ from functools import partial
 from torch import Tensor
 
 from krylov_descent.batches import Batch
-from krylov_descent.curvature import CurvatureProduct
+from krylov_descent.curvature import CurvatureKind, CurvatureProduct
 from krylov_descent.network import Network
 from krylov_descent.preconditioner import InPlace, Preconditioner
+from krylov_descent.recordings import Recordings
 from krylov_descent.subspace import Subspace, cut, fill_slots
 
 # That there are two directions before it makes the third one like all that follow; and so is one
 # previous step like the others.
 REHEARSED, REHEARSED_PREVIOUS = 3, 1
+
+
+def basis_is_recorded(recordings: Recordings, kind: CurvatureKind) -> bool:
+    """Whether there is a recording of the whole basis with this curvature."""
+    return recordings.has(_name(kind))
 
 
 def recorded_basis(
@@ -82,7 +88,7 @@ def _replay(
     short_rows = min(REHEARSED, len(slots) - joining) + short_joining
     recordings = product.objective.recordings
     recording = recordings.load(
-        f"basis of {product.kind}",
+        _name(product.kind),
         partial(build, slots, joining),
         batch,
         gradient,
@@ -94,8 +100,13 @@ def _replay(
     if recording is None:
         return None
     found: Tensor = recording()
+    # First: the gradient's numbers may be read there, and say whether the recordings hold.
+    recordings.work_meanwhile()
     if not recordings.hold(batch):
         return None
     product.products += len(slots)
-    recordings.work_meanwhile()
     return found
+
+
+def _name(kind: CurvatureKind) -> str:
+    return f"basis of {kind}"

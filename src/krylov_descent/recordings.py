@@ -26,8 +26,9 @@ from krylov_descent.batches import Batch, Tree, tensors_in
 from krylov_descent.cuda_graphs import Part, RecordedProduct, Recording
 from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.linear_layers import side_by_side
-from krylov_descent.losses import first_line
+from krylov_descent.messages import first_line
 from krylov_descent.network import Network
+from krylov_descent.on_the_way import OnTheWay
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.precision import precisions
 from krylov_descent.tensor_cores.entry import under_way
@@ -38,6 +39,7 @@ PULSE_TOLERANCE = 1e-3
 
 Recorded = TypeVar("Recorded")
 Key = tuple[Any, ...]
+Precision = tuple[str, str]
 
 
 class Recordings:
@@ -56,11 +58,13 @@ class Recordings:
         self._room: Tensor | None = None
         self._step: _Known | None = None
         self._meanwhile: Callable[[], Any] | None = None
+        self._postpones = False
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model lies elsewhere in memory, and is recorded anew.
         nothing: dict[str, Any] = {"_held": {}, "_asked": {}}
-        return vars(self) | nothing | {"_room": None, "_step": None, "_meanwhile": None}
+        nothing |= {"_room": None, "_step": None, "_meanwhile": None, "_postpones": False}
+        return vars(self) | nothing
 
     @property
     def possible(self) -> bool:
@@ -120,6 +124,28 @@ class Recordings:
         if self._meanwhile is not None:
             self._meanwhile()
 
+    @contextmanager
+    def postponed(self) -> Iterator[None]:
+        """For a while of a step the host does not wait for the GPU to find out numbers.
+
+        `hold` says yes, whatever it will have found. Whoever wants this asks for the `answer`
+        later, and if that was no, does again what was done on trust.
+        """
+        self._postpones = self.in_step
+        try:
+            yield
+        finally:
+            self._postpones = False
+
+    @property
+    def postpones(self) -> bool:
+        """Whether numbers that the host would wait for are to be read later."""
+        return self._postpones
+
+    def has(self, name: str) -> bool:
+        """Whether there is a recording of this name, be it for other samples."""
+        return name in self._held
+
     def hold(self, batch: Batch) -> bool:
         """Whether they are what the network does; if they are not, they are forgotten.
 
@@ -127,8 +153,8 @@ class Recordings:
         busy, which hides what it costs.
         """
         # For each precision: Hessian-Free may have tf32 for its products alone.
-        precision = precisions()
-        if self._step is not None and precision in self._step.looked_at:
+        precision, known = precisions(), self._step
+        if known is not None and precision in (known.looked_at | known.unanswered.keys()):
             return True
         few = batch.rows(0, PULSE_SAMPLES)
         pulse = self.load(f"{PULSE} in {precision}", _losses, few)
@@ -138,9 +164,20 @@ class Recordings:
         error, size = (pulse().double() - fresh).abs().sum(), fresh.abs().sum()
         # Losses that are zero, of targets to ignore, or not finite tell nothing.
         tell = (size > 0) & size.isfinite()
-        found = torch.stack([error <= PULSE_TOLERANCE * size, tell])
+        found = OnTheWay(torch.stack([error <= PULSE_TOLERANCE * size, tell]))
         self.work_meanwhile()
-        agree, telling = found.tolist()
+        if known is not None and self._postpones:
+            known.unanswered[precision] = found
+            return True
+        return self._decide(precision, found)
+
+    def answer(self) -> None:
+        """Do what `hold` does, where that was postponed: forget them if they do not hold."""
+        while self._step is not None and self._step.unanswered:
+            self._decide(*self._step.unanswered.popitem())
+
+    def _decide(self, precision: Precision, found: OnTheWay) -> bool:
+        agree, telling = found.read()
         if self._step is not None and telling:
             self._step.looked_at.add(precision)
         if agree or not telling:
@@ -250,11 +287,13 @@ class _Known:
         parameters: all of them; what they hold may be replaced.
         modules: those with buffers, which a forward pass may replace.
         looked_at: the precisions in which recordings were seen to hold, or were forgotten.
+        unanswered: those in which they were looked at, with what is to be read of it.
     """
 
     parameters: list[nn.Parameter]
     modules: list[nn.Module]
-    looked_at: set[tuple[str, str]] = field(default_factory=set)
+    looked_at: set[Precision] = field(default_factory=set)
+    unanswered: dict[Precision, OnTheWay] = field(default_factory=dict)
 
     @classmethod
     def of(cls, network: Network) -> "_Known":
@@ -291,7 +330,7 @@ class _Aliased(Network):
     def outputs(self, batch: Batch, *, eager: bool = False) -> Tree:
         products, original = under_way(), self._original
         if products is not None:
-            side_by_side(products.prepare(self.parameters.tensors))
+            side_by_side(products.prepare([*self.parameters.tensors, *tensors_in(batch.inputs)]))
         return original.call_with(
             self.parameters.tensors, self.names, lambda: original.outputs(batch, eager=eager)
         )

@@ -7,7 +7,7 @@ depends on float64, float32, tf32 or bfloat16, on the model and on the number of
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -92,8 +92,8 @@ class SubspaceObjective(ObjectiveAround):
     """f_C over the coordinates of a subspace, around θ.
 
     Evaluating writes the point into the module's parameters and leaves it there. On a GPU an
-    evaluation is one recording (see `recordings`), into which the coefficients go and of which
-    value and projected gradient come out.
+    evaluation is one recording (see `recordings`), which fetches the coefficients from the host and
+    brings value and projected gradient there.
 
     Args:
         objective: f.
@@ -131,11 +131,12 @@ class SubspaceObjective(ObjectiveAround):
             value, projected = found.value, self._subspace.project(found.gradient).numpy()
         else:
             rank = self._subspace.rank
-            self._coefficients.numpy()[:rank] = self._coordinates.to_basis(a)
-            self._numbers.copy_(self._evaluation(self._coefficients), non_blocking=True)
+            coefficients, numbers = (tensor.numpy() for tensor in self._evaluation.result)
+            coefficients[:rank] = self._coordinates.to_basis(a)
+            coefficients[rank:] = 0  # of unused slots
+            self._evaluation()
             self._coordinates.find()  # at the start, while the GPU is busy with it
             torch.cuda.current_stream(self._theta.device).synchronize()
-            numbers = self._numbers.numpy()
             value, projected = float(numbers[0]), numbers[1 : 1 + rank]
         self.samples_seen += self.samples
         return value, self._coordinates.from_gradient(projected)
@@ -160,8 +161,9 @@ class SubspaceObjective(ObjectiveAround):
         Where C comes in another order each time, of their sums.
         """
         recording = None
-        if self._evaluation is not None and self._batch is not None:
-            along = np.zeros(len(self._coefficients))
+        slots = self._subspace.slots
+        if self._evaluation is not None and self._batch is not None and slots is not None:
+            along = np.zeros(len(slots))
             along[: len(direction)] = self._coordinates.to_basis(direction)
             recording = self._record_error_sums(self._batch, along, steps)
         if recording is not None:
@@ -182,15 +184,21 @@ class SubspaceObjective(ObjectiveAround):
         self._normaliser = float(self._objective.network.loss.normaliser(batch.targets, batch.size))
         if not self._normaliser:  # the objective says what is wrong
             return None
-        # Those of unused slots are zero.
-        self._coefficients = torch.zeros(len(slots), dtype=slots.dtype, pin_memory=True)
-        self._numbers = torch.zeros(1 + len(slots), dtype=torch.float64, pin_memory=True)
+
+        @cache
+        def on_host() -> tuple[Tensor, Tensor]:
+            """Where coefficients and results are; made before the recording, and held by it."""
+            coefficients = torch.zeros(len(slots), dtype=slots.dtype, pin_memory=True)
+            return coefficients, torch.zeros(1 + len(slots), dtype=torch.float64, pin_memory=True)
 
         def evaluate(
-            network: Network, batch: Batch, theta: Tensor, normaliser: Tensor, c: Tensor
-        ) -> Tensor:
+            network: Network, batch: Batch, theta: Tensor, normaliser: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            # Copies are part of the recording: each would be a launch of its own.
+            coefficients, numbers = on_host()
             parameters = network.parameters
-            point = theta + slots.t() @ c
+            c = coefficients.to(slots.device, non_blocking=True)
+            point = torch.addmv(theta, slots.t(), c)
             parameters.assign(point)
             jobs: list[Callable[[], Any]] = [
                 partial(losses_and_gradients, network, batch),
@@ -201,7 +209,9 @@ class SubspaceObjective(ObjectiveAround):
             gradient = parameters.flatten(gradients).mul_(normaliser.reciprocal().to(theta.dtype))
             parameters.add_decay(gradient, point)
             value = losses.sum(dtype=torch.float64) / normaliser + decay
-            return torch.cat([value.unsqueeze(0), (slots @ gradient).double()])
+            found = torch.cat([value.unsqueeze(0), (slots @ gradient).double()])
+            numbers.copy_(found, non_blocking=True)
+            return coefficients, numbers
 
         return self._objective.recordings.load(
             EVALUATION,
@@ -209,7 +219,6 @@ class SubspaceObjective(ObjectiveAround):
             batch,
             theta,
             theta.new_full((), self._normaliser, dtype=torch.float64),
-            theta.new_zeros(len(slots)),
             fixed=(slots,),
         )
 

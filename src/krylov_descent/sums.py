@@ -4,7 +4,7 @@ The sums are of one rank until they are read: then, and only then, they are put 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from krylov_descent.batches import Batch
 from krylov_descent.distributed import Ranks
 from krylov_descent.losses import SampleLoss
+from krylov_descent.on_the_way import OnTheWay
 from krylov_descent.parameters import FlatParameters
 
 
@@ -26,6 +27,7 @@ class Evaluation:
             where not asked for.
         samples: how many samples were seen.
         normaliser: what the sum of their losses was divided by; the same number for most losses.
+        later: the value, where it is on its way to the host; it is NaN until it is `there`.
     """
 
     value: float
@@ -33,6 +35,11 @@ class Evaluation:
     squares: Tensor
     samples: int
     normaliser: float
+    later: OnTheWay | None = None
+
+    def there(self) -> "Evaluation":
+        """The same with its value, which is waited for."""
+        return self if self.later is None else replace(self, value=self.later.read(), later=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,12 @@ class Sums:
         return self._read()[0]
 
     def evaluation(
-        self, gradient: Tensor | None, squares: Tensor | None, *, squared: bool = False
+        self,
+        gradient: Tensor | None,
+        squares: Tensor | None,
+        *,
+        squared: bool = False,
+        later: bool = False,
     ) -> Evaluation:
         """Divide the sums by what they are means over, in place, and add the L2 term.
 
@@ -84,8 +96,10 @@ class Sums:
             gradient: sum over this rank's samples; None where it has none.
             squares: likewise.
             squared: whether squares are wanted.
+            later: not to wait for the value, where that is possible.
         """
-        value, normaliser = self._read()
+        sent = self._send() if later else None
+        value, normaliser = self._read() if sent is None else (math.nan, sent[1])
         parameters, ranks = self._parameters, self._ranks
         gradient = ranks.sum_vector(self._or_zeros(gradient)).div_(normaliser)
         parameters.add_decay(gradient)
@@ -95,7 +109,8 @@ class Sums:
             squares.mul_(self._samples / normaliser**2)
         else:
             squares = gradient.new_empty(0)
-        return Evaluation(value, gradient, squares, self._samples, normaliser)
+        arriving = None if sent is None else sent[0]
+        return Evaluation(value, gradient, squares, self._samples, normaliser, arriving)
 
     def part(self, total: Tensor | None, normaliser: float) -> Evaluation:
         """The same of this rank's samples alone, divided by what all ranks' are divided by."""
@@ -123,6 +138,18 @@ class Sums:
             numerator = float(torch.stack(self._numerators).sum()) if self._numerators else 0.0
             normaliser = float(sum(float(w) for w in self._normalisers))
         return numerator, normaliser
+
+    def _send(self) -> tuple[OnTheWay, float] | None:
+        """What `_read` gives; None where a rank has to be asked, or a GPU what to divide by."""
+        if self._ranks.together or any(isinstance(w, Tensor) for w in self._normalisers):
+            return None
+        normaliser = float(sum(self._normalisers))
+        if not normaliser:  # which is told where it is read
+            return None
+        numerator = torch.stack(self._numerators).sum()
+        # By a tensor: a number's inverse would be multiplied with, which rounds twice.
+        value = numerator / torch.full_like(numerator, normaliser)
+        return OnTheWay(value + self._parameters.decay_term()), normaliser
 
     def _read(self) -> tuple[float, float]:
         own = torch.tensor([*self._own_numbers(), self._samples], dtype=torch.float64)

@@ -14,11 +14,12 @@ from krylov_descent.arguments import check_counts, check_flags, check_not_negati
 from krylov_descent.basis import Storage
 from krylov_descent.batches import InMemory, Nothing, Samples
 from krylov_descent.bfgs import BFGSResult, Vector, minimize_bfgs
-from krylov_descent.curvature import Curvature, CurvatureKind
+from krylov_descent.curvature import Curvature, CurvatureKind, CurvatureProduct
 from krylov_descent.distributed import Shard
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
+from krylov_descent.on_the_way import OnTheWay
 from krylov_descent.optimizers import growing_sets
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
@@ -33,6 +34,7 @@ from krylov_descent.optimizers.ksd_spaces import (
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.precision import derivatives_in_tf32
 from krylov_descent.preconditioner import Preconditioner
+from krylov_descent.recorded_basis import basis_is_recorded
 from krylov_descent.subsets import LEAST_FIXED, Reservoir, Size, SubsetSizes, draw
 from krylov_descent.subspace import Coordinates, subspace_is_known
 from krylov_descent.sums import Evaluation
@@ -306,18 +308,34 @@ class _Step:
 
     def run(self, data: Any, curvature_data: Any, objective_data: Any) -> StepResult:
         """Algorithm 3, lines 3 to 13."""
-        account = self.account
+        account, recordings = self.account, self.objective.recordings
         # Lines 3-5. The sets; gradient g and preconditioner D on A.
         self.ranks.enter("gradient")
-        found, curvature_set, objective_set = self.gradient_and_sets(
-            data, curvature_data, objective_data
-        )
-        norm = self.ranks.agreed_number(float(found.gradient.norm()))
-        account.note(gradient_norm=norm)
-        if not math.isfinite(found.value):
+        samples = self.optimizer._samples(data)
+        ahead = self.may_go_ahead(samples, curvature_data)
+        with recordings.postponed() if ahead else nullcontext():
+            found, curvature_set, objective_set = self.gradient_and_sets(
+                samples, curvature_data, objective_data
+            )
+        g = found.gradient
+        found = replace(found, gradient=g.new_empty(0))  # which is let go before the search
+        numbers = functools.cache(functools.partial(self.numbers, found, OnTheWay(g.norm())))
+        # θ, for later; copied while a GPU is busy with the basis.
+        copied, basis = functools.cache(self.objective.parameters.copy), None
+        if ahead and self.basis_is_recorded:
+            # Launched while the GPU is busy with the gradient, of which nothing is known yet.
+            with recordings.meanwhile(lambda: (copied(), numbers())):
+                basis = self.basis(curvature_set, g)
+        value, norm = numbers()
+        if ahead and not self.basis_is_recorded:
+            # The recordings were not what the model does, and were forgotten: all of it again.
+            return self.run(data, curvature_data, objective_data)
+        account.note(loss=value, samples=found.samples, gradient_norm=norm)
+        account.count(found.samples)
+        if not math.isfinite(value):
             return account.refused(
                 Status.NOT_FINITE,
-                f"the loss on A, all the data, is {found.value}: look for NaN and infinity in the "
+                f"the loss on A, all the data, is {value}: look for NaN and infinity in the "
                 "data and the parameters",
             )
         if not math.isfinite(norm):
@@ -327,11 +345,9 @@ class _Step:
 
         # Lines 6-9. Basis V and projected curvature on B; coordinates in which it is round.
         self.ranks.enter("basis")
-        # θ, for later; copied while a GPU is busy with the basis.
-        copied = functools.cache(self.objective.parameters.copy)
-        with self.objective.recordings.meanwhile(copied):
-            subspace = self.subspace(curvature_set, found.gradient)
-        del found
+        with recordings.meanwhile(copied):
+            subspace = self.noted(basis or self.basis(curvature_set, g))
+        del g, basis
         if not bool(subspace.curvature.isfinite().all()):
             self.ranks.end_together()  # with an error, if that is what made a product NaN
             return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
@@ -360,11 +376,10 @@ class _Step:
         return account.moved(str(best.reason), loss_after=taken)
 
     def gradient_and_sets(
-        self, data: Any, curvature_data: Any, objective_data: Any
+        self, samples: Samples, curvature_data: Any, objective_data: Any
     ) -> tuple[Evaluation, Samples, Samples]:
         """Walk over A once; B and C by index, or from the stream on its way through."""
         optimizer, ranks = self.optimizer, self.ranks
-        samples: Samples = optimizer._samples(data)
         by_hand = curvature_data is not None and objective_data is not None
         shard = ranks.shard_if_known(len(samples) if samples.indexed else None)
         if not by_hand and shard is None:
@@ -380,14 +395,11 @@ class _Step:
         early = self.objective.recordings.meanwhile(drawn)
         with nullcontext() if shard is None else early:
             found = self.stages.current.update(self.objective, samples)
-        self.account.note(loss=found.value, samples=found.samples)
-        self.account.count(found.samples)
         sets = drawn()
         if curvature_data is not None:
             sets[0] = optimizer._samples(curvature_data, "curvature_data")
         if objective_data is not None:
             sets[1] = optimizer._samples(objective_data, "objective_data", repeatable=True)
-        self.account.lap("gradient")
         return found, sets[0], sets[1]
 
     def draw(self, samples: Samples, shard: Shard | None) -> list[Samples]:
@@ -403,11 +415,33 @@ class _Step:
             sets = [held.to(device) if isinstance(held, InMemory) else held for held in sets]
         return sets
 
-    def subspace(self, curvature_set: Samples, gradient: Tensor) -> AnySubspace:
-        """Algorithm 2."""
+    def numbers(self, found: Evaluation, norm: OnTheWay) -> tuple[float, float]:
+        """f and ‖g‖ on A, which are waited for, and with them whether the recordings hold."""
+        self.objective.recordings.answer()
+        value, length = found.there().value, self.ranks.agreed_number(norm.read())
+        self.account.lap("gradient")
+        return value, length
+
+    def may_go_ahead(self, samples: Samples, curvature_data: Any) -> bool:
+        """Whether the basis may be launched before anything is known of the gradient.
+
+        That takes a recording of it, and samples and a D to do it all again if need be.
+        """
+        there_again = isinstance(samples, InMemory) and curvature_data is None
+        return there_again and self.stages.can_be_made_again and self.basis_is_recorded
+
+    @property
+    def basis_is_recorded(self) -> bool:
+        """Whether the whole basis is one recording, that has not been forgotten."""
+        return basis_is_recorded(self.objective.recordings, self.optimizer.curvature.kind)
+
+    def basis(
+        self, curvature_set: Samples, gradient: Tensor
+    ) -> tuple[AnySubspace, CurvatureProduct, int]:
+        """Algorithm 2; with the product, and how many samples D took beside it."""
         optimizer = self.optimizer
         product = optimizer.curvature.at(self.objective, curvature_set)
-        self.account.count(self.stages.learn(self.objective, product))
+        learned = self.stages.learn(self.objective, product)
         subspace = optimizer.spaces.subspace(
             product,
             self.stages.current,
@@ -415,6 +449,13 @@ class _Step:
             [optimizer._flat_state(key) for key in optimizer._previous],
             lasting=self.stages.lasting,
         )
+        self.account.lap("basis")
+        return subspace, product, learned
+
+    def noted(self, basis: tuple[AnySubspace, CurvatureProduct, int]) -> AnySubspace:
+        """The subspace, once it is on the account."""
+        subspace, product, learned = basis
+        self.account.count(learned)
         self.account.note(
             rank=subspace.rank,
             products=product.products,
@@ -422,7 +463,6 @@ class _Step:
             graphs_kept=product.kept,
         )
         self.account.count(product.products * product.samples)
-        self.account.lap("basis")
         return subspace
 
     @property

@@ -49,6 +49,11 @@ class Stages:
         """Whether the D of this step is that of all that follow."""
         return self.current is self.last
 
+    @property
+    def can_be_made_again(self) -> bool:
+        """Whether D is made of one step's samples alone, so that a step may make it twice."""
+        return type(self.current) in (FisherDiagonal, Identity, KroneckerFactors)
+
     def begin(self, steps: int, objective: Objective) -> None:
         """The step that follows so many begins: choose its D, and let go of the one before."""
         first = isinstance(self.last, KroneckerFactors) and steps < self.last.after

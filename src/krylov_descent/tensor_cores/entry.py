@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from krylov_descent.losses import first_line
+from krylov_descent.messages import first_line
 
 # Of a multiprocessor's memory, which the largest tiles need: Hopper has it, and what came after it
 # in data centres.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.losses import first_line
+from krylov_descent.messages import first_line
 from krylov_descent.tensor_cores import kernels
 
 # Tiles of the result, how much of the sum at a time, warps, stages of the pipeline.
@@ -24,6 +24,12 @@ EVEN = 16
 # What is gone through number by number is so in blocks of this many of them; short ones where each
 # number of the result is made of several.
 BLOCK, SHORT = 2048, 512
+# Rows and columns of a basis that are multiplied with a vector at a time.
+SPAN = (8, 1024)
+# The most parts that this is done in, and of how many rows they are added up at a time.
+PARTS, FEW = 512, 8
+# So many numbers of a row are summed up side by side.
+ROW = 1024
 # Columns of a block, where a matrix has no more of them.
 NARROW = 64
 
@@ -39,15 +45,74 @@ class Halves:
 
     Attributes:
         rows, columns: of the matrix.
-        high, low: both halves, filled up, times the scale.
+        high, low: both halves, filled up, times the scale; the second None where it is not wanted.
         unscale: what undoes the scale [1].
+        bound: of the matrix [1], an int32; None where it is not known.
     """
 
     rows: int
     columns: int
     high: Tensor
-    low: Tensor
+    low: Tensor | None
     unscale: Tensor
+    bound: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """abᵀ + bias + added, with a [M, K] and b [N, K].
+
+    Attributes:
+        a: [M, K], or [K, M] if its rows are not along k.
+        b: [N, K], or [K, N] likewise.
+        a_along: whether rows of a are along k.
+        b_along: whether rows of b are.
+        three: whether to have the digits of float32, rather than of tf32.
+        bias: [N].
+        added: [M, N], without gaps.
+        bound_added: of that [1].
+    """
+
+    a: Halves
+    b: Halves
+    a_along: bool
+    b_along: bool
+    three: bool
+    bias: Tensor | None = None
+    added: Tensor | None = None
+    bound_added: Tensor | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """M, N and K."""
+        m, k = (self.a.rows, self.a.columns) if self.a_along else (self.a.columns, self.a.rows)
+        return m, self.b.rows if self.b_along else self.b.columns, k
+
+    @property
+    def bounded(self) -> bool:
+        """Whether a bound of the result is known before it is made."""
+        return self.bias is None and self.a.bound is not None and self.b.bound is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What is made of a product: a kind in `kernels`, and for `MULTIPLE` the factors.
+
+    Attributes:
+        kind: of the function.
+        y: the matrix [M, N] that factors depend on, without gaps.
+        bound_y: of the factors, but for the steepest; [1].
+        multiple: the factor for y is the first, plus the second times y, plus the third times y².
+        if_positive: whether it is zero where y is not positive.
+        steepest: the largest factor, relative to the bound.
+    """
+
+    kind: int
+    y: Tensor | None = None
+    bound_y: Tensor | None = None
+    multiple: tuple[float, float, float] = (0.0, 1.0, 0.0)
+    if_positive: bool = False
+    steepest: float = 1.0
 
 
 def find_bound(x: Tensor, bound: Tensor) -> None:
@@ -61,109 +126,172 @@ def find_bound(x: Tensor, bound: Tensor) -> None:
 def split(
     x: Tensor,
     bound: Tensor,
-    other_bound: Tensor,
     kind: int = kernels.NOTHING,
     y: Tensor | None = None,
     out: Tensor | None = None,
+    *,
+    three: bool = True,
+    factors: tuple[Tensor, Tensor] | None = None,
 ) -> Halves:
     """The halves of a matrix [rows, columns], or of a function of it.
 
     Args:
         x: rows may have gaps between them.
-        bound: of x and, in sum with the other one, of the function; each [1], an int32.
-        other_bound: see there.
+        bound: of x and of the function [1]; of the derivative of a cross entropy that of y.
         kind: of the function, one of those in `kernels`.
         y: its second argument, without gaps.
         out: for its values, without gaps.
+        three: whether both halves are wanted.
+        factors: of the derivative of a cross entropy [rows], and their bound.
     """
     rows, columns = x.shape
-    width, padded = _filled_up(columns), _filled_up(rows)
-    high, low = x.new_empty(2, padded, width, dtype=torch.half)
-    unscale = x.new_empty(1)
+    own = None if kind == kernels.SQUARE else bound
+    if kind == kernels.ENTROPY_BACKWARD:
+        own = torch.empty_like(bound)
+    found = _empty_halves(x, rows, columns, three, own)
+    padded, width = found.high.shape
     unit, grid, sizes = _blocks(x, padded, width)
     args = (
         x,
         x if y is None else y,
+        x if factors is None else factors[0],
         x if out is None else out,
-        high,
-        low,
-        unscale,
+        *_pointers(found),
+        found.unscale,
         bound,
-        other_bound,
+        bound if factors is None else factors[1],
+        _or(own, bound),
         rows,
         columns // unit,
         x.stride(0) // unit,
         width,
         padded,
+        int(three),
     )
     _launch(kernels.split, grid, args, (kind, unit, *sizes))
-    return Halves(rows, columns, high, low, unscale)
+    return found
 
 
-def product(
-    a: Halves,
-    b: Halves,
-    *,
-    a_along: bool,
-    b_along: bool,
-    three: bool,
-    bias: Tensor | None = None,
-    bound: Tensor | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Σ_k a[m, k] b[n, k] + bias[n] as a float32 matrix [M, N].
+def product(what: Product, *, bound: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """A float32 matrix [M, N].
 
     Args:
-        a: [M, K], or [K, M] if its rows are not along k.
-        b: [N, K], or [K, N] likewise.
-        a_along: whether rows of a are along k.
-        b_along: whether rows of b are.
-        three: whether to have the digits of float32, rather than of tf32.
-        bias: [N].
+        what: to compute; nothing is added.
         bound: of the result [1], which is zero at first.
         out: for the result, without gaps between rows; a new matrix where not given.
     """
-    m, k = (a.rows, a.columns) if a_along else (a.columns, a.rows)
-    n = b.rows if b_along else b.columns
-    places = _multiprocessors(a.high.get_device())
-    shape, shares = _shape(m, n, k, three=three, places=places)
-    shares = 1 if bias is not None or bound is not None else shares
-    rows, columns, depth, warps, stages = shape
-    out = a.unscale.new_empty(m, n) if out is None else out
-    parts = out if shares == 1 else a.unscale.new_empty(shares, m, n)
-    depth_in_all = _filled_up(k)
-    args = (
-        a.high,
-        a.low,
-        b.high,
-        b.low,
-        a.unscale,
-        b.unscale,
-        out if bias is None else bias,
-        a.unscale.view(torch.int32) if bound is None else bound,
-        parts,
-        m,
-        n,
-        depth_in_all,
-        a.high.shape[1],
-        b.high.shape[1],
-        -(-depth_in_all // shares // depth) * depth,
-        int(bias is not None),
-        int(bound is not None),
-    )
-    grid = -(-m // rows) * -(-n // columns), shares
-    constants = a_along, b_along, three, rows, columns, depth
-    _launch(kernels.product, grid, args, constants, num_warps=warps, num_stages=stages)
+    m, n, k = what.sizes
+    shape, shares = _shape(m, n, k, three=what.three, places=_places(what))
+    shares = shares if what.bias is None and bound is None else 1
+    out = what.a.unscale.new_empty(m, n) if out is None else out
+    parts = out if shares == 1 else out.new_empty(shares, m, n)
+    _multiply(what, kernels.NOTHING, parts, shape, shares, bound=bound)
     if shares > 1:
         size = out.numel()
         _launch(kernels.add_up, (-(-size // SHORT), 1), (parts, out, size, shares), (SHORT,))
     return out
 
 
+def function_of_product(
+    what: Product, function: Function, out: Tensor, bound: Tensor | None = None
+) -> Halves:
+    """The halves of a function of a product, by the kernel that makes it.
+
+    Args:
+        what: the product; bounded, unless the function is.
+        function: of it.
+        out: for its values [M, N], without gaps.
+        bound: for theirs [1], which is zero at first.
+    """
+    m, n, k = what.sizes
+    shape, _ = _shape(m, n, k, three=what.three, places=_places(what))
+    if not what.three:
+        shape = WIDE if shape == LARGE else SMALL
+    found = _empty_halves(out, m, n, what.three, bound)
+    kind = function.kind
+    if kind == kernels.MULTIPLE and what.added is not None:
+        kind = kernels.ADDED_MULTIPLE
+    _multiply(what, kind, out, shape, 1, bound=bound, function=function, found=found)
+    return found
+
+
+def _multiply(
+    what: Product,
+    kind: int,
+    out: Tensor,
+    shape: tuple[int, int, int, int, int],
+    shares: int,
+    *,
+    bound: Tensor | None,
+    function: Function | None = None,
+    found: Halves | None = None,
+) -> None:
+    """Launch the kernel of a product, in so many shares of the sum; the rest see there."""
+    (m, n, k), a, b = what.sizes, what.a, what.b
+    rows, columns, depth, warps, stages = shape
+    depth_in_all = _filled_up(k)
+    any_bound = a.unscale.view(torch.int32)
+    unit = 4 if n % 4 == 0 and kind >= kernels.MULTIPLE else 1
+    of = function or Function(kind)
+    args = (
+        *_pointers(a),
+        *_pointers(b),
+        a.unscale,
+        b.unscale,
+        _or(a.bound, any_bound),
+        _or(b.bound, any_bound),
+        _or(what.bias, out),
+        _or(what.added, a.unscale),
+        _or(what.bound_added, any_bound),
+        _or(of.y, a.unscale),
+        _or(of.bound_y, any_bound),
+        _or(bound, any_bound),
+        out,
+        a.unscale if found is None else out,
+        *_pointers(found or a),
+        out if found is None else found.unscale,
+        m,
+        n // unit,
+        depth_in_all,
+        a.high.shape[1],
+        b.high.shape[1],
+        *reversed((found or a).high.shape),
+        -(-depth_in_all // shares // depth) * depth,
+        of.steepest * k,
+        *of.multiple,
+        int(of.if_positive),
+        int(what.bias is not None),
+        int(bound is not None),
+        int(what.three),
+    )
+    grid = -(-m // rows) * -(-n // columns), shares
+    constants = kind, unit, what.a_along, what.b_along, what.three, rows, columns, depth
+    _launch(kernels.product, grid, args, constants, num_warps=warps, num_stages=stages)
+
+
+def _empty_halves(
+    like: Tensor, rows: int, columns: int, three: bool, bound: Tensor | None
+) -> Halves:
+    planes = like.new_empty(
+        1 + three, _filled_up(rows), _filled_up(columns), dtype=torch.half
+    ).unbind()
+    low = planes[1] if three else None
+    return Halves(rows, columns, planes[0], low, like.new_empty(1), bound)
+
+
+def _pointers(halves: Halves) -> tuple[Tensor, Tensor]:
+    return halves.high, _or(halves.low, halves.high)
+
+
+def _or(given: Tensor | None, other: Tensor) -> Tensor:
+    """For an argument that a kernel does not look at: any of its kind."""
+    return other if given is None else given
+
+
 def combine(
     rows: Tensor, coefficients: Tensor, start: Tensor | None = None, sign: int = 1
 ) -> Tensor:
-    """Σ_k coefficients[k] rows[k, :], a vector [n]; or added to the start, in place.
+    """Σ_k coefficients[k] rows[k, :], a vector [n]; or the start and that.
 
     Args:
         rows: [count, n], which may have gaps between them.
@@ -171,19 +299,51 @@ def combine(
         start: [n].
         sign: of the sum, where it is added to the start.
     """
+    out = rows.new_empty(rows.shape[1])
+    return add_combination(rows, coefficients, start, sign, out)
+
+
+def add_combination(
+    rows: Tensor, coefficients: Tensor, start: Tensor | None, sign: int, out: Tensor
+) -> Tensor:
+    """The same, written to a place, which may be the start."""
     count, size = rows.shape
-    out = rows.new_empty(size) if start is None else start
     used = 0 if start is None else sign
-    args = rows, coefficients, out, out, size, count, rows.stride(0), used
+    args = rows, coefficients, _or(start, out), out, size, count, rows.stride(0), used
     _launch(kernels.combine, (-(-size // SHORT), 1), args, (SHORT,))
     return out
 
 
-def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
-    """Of each number, between its sigmoid and a target; both without gaps."""
-    out = torch.empty_like(x)
-    grid = -(-x.numel() // BLOCK), 1
-    _launch(kernels.cross_entropy, grid, (x, target, out, x.numel()), (BLOCK,))
+def project(rows: Tensor, vector: Tensor) -> Tensor:
+    """Σ_c rows[k, c] vector[c] for each row [count].
+
+    Args:
+        rows: [count, n], which may have gaps between them.
+        vector: [n].
+    """
+    count, size = rows.shape
+    programs = min(2 * _multiprocessors(rows.get_device()), PARTS)
+    span = -(-size // programs // SPAN[1]) * SPAN[1]
+    programs = -(-size // span)
+    parts, out = rows.new_empty(programs, count), rows.new_empty(count)
+    args = rows, vector, parts, size, count, rows.stride(0), span
+    _launch(kernels.project, (programs, 1), args, SPAN, num_warps=8)
+    grid = -(-count // FEW), 1
+    _launch(kernels.add_up_parts, grid, (parts, out, programs, count), (PARTS, FEW))
+    return out
+
+
+def cross_entropy(x: Tensor, target: Tensor, bound: Tensor) -> Tensor:
+    """Of each row [rows, columns], between the sigmoid and a target; both without gaps.
+
+    Args:
+        x: before the sigmoid.
+        target: like it.
+        bound: to be raised to that of the targets [1].
+    """
+    rows, columns = x.shape
+    out = x.new_empty(rows)
+    _launch(kernels.cross_entropy, (rows, 1), (x, target, out, bound, columns), (ROW,))
     return out
 
 
@@ -206,7 +366,7 @@ def _launch(
     """
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     aligned = [tensor.data_ptr() % 16 == 0 for tensor in tensors]
-    kind = (kernel.__name__, tensors[0].get_device(), *constants, *aligned)
+    kind = (kernel.__name__, tensors[0].get_device(), *constants, *options.values(), *aligned)
     compiled = _compiled.get(kind)
     try:
         if compiled is None:
@@ -263,6 +423,10 @@ def _shape(
         shape = LARGE
     tiles = -(-m // shape[0]) * -(-n // shape[1])
     return shape, max(1, min(2 * places // tiles, k // 256))
+
+
+def _places(what: Product) -> int:
+    return _multiprocessors(what.a.high.get_device())
 
 
 @functools.cache

@@ -15,11 +15,20 @@ from triton.language.extra import libdevice
 # A matrix is scaled so that its bound is below 2¹⁵, where fp16 has its digits: of numbers that are
 # 2⁻²⁸ of the bound or more it keeps 11, and two of it keep 22 of those that are 2⁻¹⁷ or more.
 TOP, INFINITE = tl.constexpr(14), tl.constexpr(0x7F800000)
+# Functions of a matrix x, and of a second one, y: of a derivative and the function's value, of two
+# factors, of logits and targets.
 NOTHING, SQUARE, SIGMOID, TANH, RELU, SIGMOID_BACKWARD, TANH_BACKWARD, RELU_BACKWARD = range(8)
+ENTROPY_BACKWARD = 8
+# What is made of a product: nothing, a function with values up to one, or a multiple of it for each
+# number y of another matrix, first + second · y + third · y², or nothing where y is not positive;
+# perhaps with something added before. Each is a kernel, since one for all has too many registers.
+MULTIPLE, ADDED_MULTIPLE = 9, 10
 _NOTHING, _SQUARE = tl.constexpr(NOTHING), tl.constexpr(SQUARE)
 _SIGMOID, _TANH, _RELU = tl.constexpr(SIGMOID), tl.constexpr(TANH), tl.constexpr(RELU)
 _SIGMOID_BACKWARD = tl.constexpr(SIGMOID_BACKWARD)
 _TANH_BACKWARD, _RELU_BACKWARD = tl.constexpr(TANH_BACKWARD), tl.constexpr(RELU_BACKWARD)
+_MULTIPLE, _ADDED_MULTIPLE = tl.constexpr(MULTIPLE), tl.constexpr(ADDED_MULTIPLE)
+_ENTROPY_BACKWARD = tl.constexpr(ENTROPY_BACKWARD)
 
 
 @triton.jit
@@ -34,6 +43,32 @@ def _largest(x):
     return tl.max(tl.max(tl.where(bits < INFINITE, bits, 0), 1), 0)
 
 
+@triton.jit
+def _scale(top):
+    """The power of two for numbers up to this."""
+    exponent = tl.minimum(254 + TOP - (_bits(top) >> 23), 253)  # so that 1 / scale is no denormal
+    return (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _number(bound):
+    return tl.load(bound).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1 / (1 + tl.exp(-x))
+
+
+@triton.jit
+def _store_halves(v, high, low, place, written, with_low):
+    h = v.to(tl.float16)
+    tl.store(high + place, h, written)
+    if with_low:
+        rest = tl.where(_bits(v) < INFINITE, v - h.to(tl.float32), 0.0)
+        tl.store(low + place, rest.to(tl.float16), written)
+
+
 @triton.jit(do_not_specialize=["rows", "units", "stride"], do_not_specialize_on_alignment=["bound"])
 def find_bound(x, bound, rows, units, stride, UNIT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
     """bound = max(bound, |x|) for x [rows, units · UNIT], whose rows are stride · UNIT apart."""
@@ -45,23 +80,32 @@ def find_bound(x, bound, rows, units, stride, UNIT: tl.constexpr, R: tl.constexp
 
 
 @triton.jit(
-    do_not_specialize=["rows", "units", "stride", "padded"],
-    do_not_specialize_on_alignment=["unscale", "bound", "other_bound"],
+    do_not_specialize=["rows", "units", "stride", "padded", "with_low"],
+    do_not_specialize_on_alignment=[
+        "factors",
+        "unscale",
+        "bound",
+        "other_bound",
+        "bound_of_function",
+    ],
 )
 def split(
     x,
     y,
+    factors,
     out,
     high,
     low,
     unscale,
     bound,
     other_bound,
+    bound_of_function,
     rows,
     units,
     stride,
     width,
     padded,
+    with_low,
     KIND: tl.constexpr,
     UNIT: tl.constexpr,
     R: tl.constexpr,
@@ -69,14 +113,16 @@ def split(
 ):
     """high + low = f(x, y) · scale [padded, width], zero outside of x [rows, units · UNIT].
 
-    y and out, which gets f(x, y) itself, are like x without gaps between rows.
+    y and out, which gets f(x, y) itself, are like x without gaps between rows. A bound is one of x,
+    and of f; of a cross entropy's derivative that of y, with the other one of its factors [rows],
+    and its own is found.
     """
-    top = tl.load(bound).to(tl.float32, bitcast=True)
-    top += tl.load(other_bound).to(tl.float32, bitcast=True)
+    top = _number(bound)
     if KIND == _SQUARE:
         top *= top
-    exponent = tl.minimum(254 + TOP - (_bits(top) >> 23), 253)  # so that 1 / scale is no denormal
-    scale = (exponent << 23).to(tl.float32, bitcast=True)
+    elif KIND == _ENTROPY_BACKWARD:
+        top = (1 + top) * _number(other_bound)
+    scale = _scale(top)
     r = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     c = tl.program_id(1) * C + tl.arange(0, C)[None, :]
     cols = units * UNIT
@@ -86,7 +132,7 @@ def split(
     if KIND == _SQUARE:
         v = v * v
     elif KIND == _SIGMOID:
-        v = 1 / (1 + tl.exp(-v))
+        v = _sigmoid(v)
     elif KIND == _TANH:
         v = libdevice.tanh(v)
     elif KIND == _RELU:
@@ -99,29 +145,36 @@ def split(
         v = v * (1 - result * result)
     elif KIND == _RELU_BACKWARD:
         v = tl.where(tl.load(y + at, inside, 0.0) <= 0, 0.0, v)
+    elif KIND == _ENTROPY_BACKWARD:
+        v = (_sigmoid(v) - tl.load(y + at, inside, 0.0)) * tl.load(factors + r, r < rows, 0.0)
     v = tl.where(inside, v, 0.0)
     if KIND != _NOTHING:
         tl.store(out + at, v, inside)
-    v = v * scale
-    h = v.to(tl.float16)
-    place = r * width + c
     written = (r < padded) & (c < width)
-    tl.store(high + place, h, written)
-    rest = tl.where(_bits(v) < INFINITE, v - h.to(tl.float32), 0.0)
-    tl.store(low + place, rest.to(tl.float16), written)
+    _store_halves(v * scale, high, low, r * width + c, written, with_low)
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         tl.store(unscale, 1 / scale)
+        if KIND == _ENTROPY_BACKWARD:
+            tl.store(bound_of_function, _bits(top))
 
 
-@triton.jit(do_not_specialize=["size"])
-def cross_entropy(x, target, out, size, BLOCK: tl.constexpr):
-    """out [size] = -target log σ(x) - (1 - target) log σ(-x)."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    z = tl.load(x + at, at < size, 0.0)
-    rest = libdevice.log1p(tl.exp(-tl.abs(z)))
-    # Written so that NaN stays NaN.
-    entropy = tl.where(z < 0, 0.0, z) - z * tl.load(target + at, at < size, 0.0) + rest
-    tl.store(out + at, entropy, at < size)
+@triton.jit(do_not_specialize=["columns"], do_not_specialize_on_alignment=["out", "bound"])
+def cross_entropy(x, target, out, bound, columns, BLOCK: tl.constexpr):
+    """out [rows] = Σ -target log σ(x) - (1 - target) log σ(-x) over each row; bound of targets."""
+    row = tl.program_id(0)
+    total, largest = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, columns, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        z = tl.load(x + row * columns + c, c < columns, 0.0)
+        t = tl.load(target + row * columns + c, c < columns, 0.0)
+        rest = libdevice.log1p(tl.exp(-tl.abs(z)))
+        # Written so that NaN stays NaN.
+        entropy = tl.where(z < 0, 0.0, z) - z * t + rest
+        total += tl.where(c < columns, entropy, 0.0)
+        bits = _bits(t)
+        largest = tl.maximum(largest, tl.where(bits < INFINITE, bits, 0))
+    tl.store(out + row, tl.sum(total, 0))
+    tl.atomic_max(bound, tl.max(largest, 0), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["size", "count"], do_not_specialize_on_alignment=["parts", "out"])
@@ -153,8 +206,43 @@ def combine(rows, coefficients, start, out, size, count, stride, sign, BLOCK: tl
 
 
 @triton.jit(
-    do_not_specialize=["M", "N", "with_bias", "with_bound"],
-    do_not_specialize_on_alignment=["bias", "bound", "unscale_a", "unscale_b", "out"],
+    do_not_specialize=["size", "count", "stride", "span"],
+    do_not_specialize_on_alignment=["rows", "vector", "parts"],
+)
+def project(rows, vector, parts, size, count, stride, span, R: tl.constexpr, C: tl.constexpr):
+    """parts [programs, count] = Σ_c rows[count, c] vector[c], over a span of columns each."""
+    begin = tl.program_id(0) * span
+    end = tl.minimum(begin + span, size)
+    r, c = tl.arange(0, R)[:, None], tl.arange(0, C)[None, :]
+    for first in range(0, count, R):
+        total = tl.zeros((R, C), tl.float32)
+        for start in range(begin, end, C):
+            inside = (first + r < count) & (start + c < end)
+            numbers = tl.load(rows + (first + r) * stride + (start + c), inside, 0.0)
+            total += numbers * tl.load(vector + start + c, start + c < end, 0.0)
+        place = tl.program_id(0) * count + first + tl.arange(0, R)
+        tl.store(parts + place, tl.sum(total, 1), first + tl.arange(0, R) < count)
+
+
+@triton.jit(
+    do_not_specialize=["programs", "count"], do_not_specialize_on_alignment=["parts", "out"]
+)
+def add_up_parts(parts, out, programs, count, P: tl.constexpr, R: tl.constexpr):
+    """out [count] = Σ parts [programs, count], of which there are P at most."""
+    p, r = tl.arange(0, P)[:, None], tl.program_id(0) * R + tl.arange(0, R)
+    numbers = tl.load(parts + p * count + r[None, :], (p < programs) & (r[None, :] < count), 0.0)
+    tl.store(out + r, tl.sum(numbers, 0), r < count)
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("M", "units", "padded", "largest", "first", "second", "third", "if_positive"),
+        *("with_bias", "with_bound", "with_low"),
+    ],
+    do_not_specialize_on_alignment=[
+        *("unscale_a", "unscale_b", "bound_a", "bound_b", "bound_added", "bound_y"),
+        *("bias", "bound", "out", "unscale"),
+    ],
 )
 def product(
     high_a,
@@ -163,17 +251,37 @@ def product(
     low_b,
     unscale_a,
     unscale_b,
+    bound_a,
+    bound_b,
     bias,
+    added,
+    bound_added,
+    y,
+    bound_y,
     bound,
     out,
+    values,
+    high,
+    low,
+    unscale,
     M,
-    N,
+    units,
     K,
     lda,
     ldb,
+    width,
+    padded,
     share,
+    largest,
+    first,
+    second,
+    third,
+    if_positive,
     with_bias,
     with_bound,
+    with_low,
+    KIND: tl.constexpr,
+    UNIT: tl.constexpr,
     A_ALONG: tl.constexpr,
     B_ALONG: tl.constexpr,
     THREE: tl.constexpr,
@@ -181,11 +289,17 @@ def product(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """out [M, N] = Σ_k a[m, k] b[n, k] + bias[n], and its bound; of a share of k for each axis 1.
+    """out [M, N] = Σ_k a[m, k] b[n, k] + bias[n], and its bound; or a function's values and halves.
 
-    Memory has k along the rows of a matrix where it is ALONG, and along its columns elsewhere.
+    The function is f(Σ_k a[m, k] b[n, k] + bias[n] + added[m, n], y[m, n]). N is units · UNIT, so
+    many of which are read at once. Of a share of k for each axis 1. Memory has k along the rows of
+    a matrix where it is ALONG, and along its columns elsewhere.
+
+    Halves are scaled before the result's bound is known, by what it could be at most: the sum
+    without what is added is not above `largest` times the bounds of a, b and y. As a rule that
+    leaves 2⁷ to 2¹² of fp16's range unused.
     """
-    tile, part = tl.program_id(0), tl.program_id(1)
+    tile, part, N = tl.program_id(0), tl.program_id(1), units * UNIT
     tiles_m = tl.cdiv(M, BM)
     m = (tile % tiles_m) * BM + tl.arange(0, BM)
     n = (tile // tiles_m) * BN + tl.arange(0, BN)
@@ -214,12 +328,38 @@ def product(
         else:
             total = tl.dot(a, b, total)
     one, other = tl.load(unscale_a), tl.load(unscale_b)
-    total = (
-        total * tl.minimum(one, other) * tl.maximum(one, other)
-    )  # so as not to overflow on the way
-    if with_bias:
+    # The smaller first, so as not to overflow on the way.
+    total = total * tl.minimum(one, other) * tl.maximum(one, other)
+    place = m[:, None] * N + n[None, :]
+    inside = (m[:, None] < M) & (n[None, :] < N)
+    if KIND >= _MULTIPLE:
+        if KIND == _ADDED_MULTIPLE:
+            total += tl.load(added + place, inside, 0.0)
+        number = tl.load(y + place, inside, 0.0)
+        total *= first + number * (second + number * third)
+        total = tl.where((if_positive != 0) & (number <= 0), 0.0, total)
+    elif with_bias:
         total += tl.load(bias + n, n < N, 0.0)[None, :]
+    if KIND == _SIGMOID:
+        total = _sigmoid(total)
+    elif KIND == _TANH:
+        total = libdevice.tanh(total)
+    if KIND != _NOTHING:
+        total = tl.where(inside, total, 0.0)
+        top = 1.0
+        if KIND >= _MULTIPLE:
+            top = _number(bound_a) * _number(bound_b) * largest
+            if KIND == _ADDED_MULTIPLE:
+                top += _number(bound_added)
+            top *= _number(bound_y)
+        scale = _scale(top)
+        written = (m[:, None] < padded) & (n[None, :] < width)
+        at = m[:, None] * width + n[None, :]
+        _store_halves(total * scale, high, low, at, written, with_low)
+        if tile == 0:
+            tl.store(unscale, 1 / scale)
+        tl.store(values + place, total, inside)
+    else:
+        tl.store(out + part * M * N + place, total, inside)
     if with_bound:
         tl.atomic_max(bound, _largest(total), sem="relaxed")
-    place = part * M * N + m[:, None] * N + n[None, :]
-    tl.store(out + place, total, (m[:, None] < M) & (n[None, :] < N))

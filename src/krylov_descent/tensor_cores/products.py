@@ -5,11 +5,15 @@ holds are kernels, so it costs nothing afterwards that they were chosen in Pytho
 
 A product needs both matrices as `Halves`. These are made once for a matrix that is used several
 times (a weight going forward and back, an input for values and for weight gradients), and by the
-function that computes the matrix, where it is one of those that are known: sigmoid and its like.
+kernel that computes the matrix, where it is one of those that are known: sigmoid and its like.
+
+A product waits until it is known what is made of it. If that is a sum or such a function, one
+kernel makes everything, and the product itself is never written. Whatever else looks at it has it
+made first (`settle`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -18,11 +22,12 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from krylov_descent.precision import SETTINGS
+from krylov_descent.precision import SETTINGS, forward_precision
 from krylov_descent.tensor_cores import halves, kernels
-from krylov_descent.tensor_cores.halves import Halves
+from krylov_descent.tensor_cores.halves import Function, Halves, Product
 
 aten = torch.ops.aten
+PLAIN = {Tensor, torch.nn.Parameter}
 # Fewer multiplications than this are as fast elsewhere; longer sums are none of a layer's (all
 # inner products between the rows of a basis, say).
 LEAST_WORK, LONGEST_SUM = 1 << 15, 1 << 17
@@ -35,6 +40,14 @@ BOUNDS = 1 << 14
 # Of so many pieces of memory something is known before those that are gone are looked for.
 FEWEST_MEMORIES = 32
 
+MULTIPLYING = {
+    aten.mm.default,
+    aten.mm.out,
+    aten.addmm.default,
+    aten.mv.default,
+    aten.addmv.default,
+    aten.addmv_.default,
+}
 FUNCTIONS: dict[Any, int] = {
     aten.sigmoid.default: kernels.SIGMOID,
     aten.tanh.default: kernels.TANH,
@@ -45,9 +58,15 @@ FUNCTIONS: dict[Any, int] = {
 }
 BOUNDED_BY_ONE = (kernels.SIGMOID, kernels.TANH)
 BACKWARD = (kernels.SIGMOID_BACKWARD, kernels.TANH_BACKWARD, kernels.RELU_BACKWARD)
+# Those that have a bound before their argument, a product, is known.
+OF_PRODUCTS = {
+    kernels.SIGMOID: Function(kernels.SIGMOID),
+    kernels.TANH: Function(kernels.TANH),
+    kernels.SIGMOID_BACKWARD: Function(kernels.MULTIPLE, multiple=(0.0, 1.0, -1.0), steepest=0.25),
+    kernels.TANH_BACKWARD: Function(kernels.MULTIPLE, multiple=(1.0, 0.0, -1.0)),
+    kernels.RELU_BACKWARD: Function(kernels.MULTIPLE, multiple=(1.0, 0.0, 0.0), if_positive=True),
+}
 
-# One or two, each [1]: the largest absolute value of a matrix is not above their sum.
-Bounds = tuple[Tensor, ...]
 Key = tuple[int, int, int, int]
 
 
@@ -56,7 +75,7 @@ class _Known:
     """Something that is known of a matrix.
 
     Attributes:
-        what: its halves, or its bounds.
+        what: its halves, or its bound.
         stream: on which that was found.
         found: there, after it.
     """
@@ -73,12 +92,27 @@ class _Memory:
     Attributes:
         storage: the piece; while this is held, no other one has its number.
         halves: of a matrix, by where it lies.
-        bounds: likewise.
+        bound: likewise.
     """
 
     storage: StorageWeakRef
     halves: dict[Key, _Known] = field(default_factory=dict)
-    bounds: dict[Key, _Known] = field(default_factory=dict)
+    bound: dict[Key, _Known] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A product that is not made yet.
+
+    Attributes:
+        storage: its memory.
+        product: what it is.
+        used: whether something was made of it, so that it may never be asked for.
+    """
+
+    storage: StorageWeakRef
+    product: Product
+    used: bool = False
 
 
 class TensorCoreProducts(TorchDispatchMode):
@@ -111,36 +145,48 @@ class TensorCoreProducts(TorchDispatchMode):
         self._memories: dict[int, _Memory] = {}
         self._most_memories = FEWEST_MEMORIES
         self._changed: dict[int, StorageWeakRef] = {}  # since what was recorded before
+        self._waiting: dict[int, _Waiting] = {}
         self._ours: dict[Any, Callable[..., Any]] = {
             aten.mm.default: self._mm,
             aten.mm.out: self._mm_out,
             aten.addmm.default: self._addmm,
             aten.mv.default: self._mv,
+            aten.addmv.default: self._addmv,
             aten.addmv_.default: self._addmv_,
         }
         if not sparing:
             self._ours |= {
                 aten.add.Tensor: self._add,
+                aten.mul.Tensor: self._mul,
                 aten.pow.Tensor_Scalar: self._pow,
-                aten.binary_cross_entropy_with_logits.default: self._cross_entropy,
             }
             for function, kind in FUNCTIONS.items():
                 self._ours[function] = partial(self._function, function, kind)
+        self._may_wait = self._ours.keys() - MULTIPLYING
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # to keep the compiler out of this it would be loaded, which takes a second
+
+    def __exit__(self, kind: Any, problem: Any, trace: Any) -> None:
+        if problem is None:
+            self.settle(used_too=True)
+        super().__exit__(kind, problem, trace)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Called in place of all operations on tensors."""
         given = kwargs or {}
-        if types:  # tensors of other classes, of whose memory nothing is known
+        if set(types) - PLAIN:  # tensors of other classes, of whose memory nothing is known
+            self.settle(used_too=True)
             if func._schema.is_mutable:
                 self._memories.clear()
                 self._before = None
             return func(*args, **given)
+        if self._waiting and not func.is_view and func not in self._may_wait:
+            for tensor in _tensors_in((args, given)):
+                self._settled(tensor)
         found = self._ours.get(func, func)(*args, **given)
         if func._schema.is_mutable:
             for tensor in _written(func._schema, args, given):
@@ -151,11 +197,69 @@ class TensorCoreProducts(TorchDispatchMode):
         """Jobs that make the halves of these, where they are matrices to multiply with."""
         if torch._C._are_functorch_transforms_active():
             return []
+        with forward_precision():
+            three = SETTINGS.fp32_precision == "none"
         return [
-            partial(self._halves_of, matrix)
+            partial(self._halves_of, _rows_of(matrix), three)
             for matrix in matrices
-            if matrix.dim() == 2 and self._is_rows(matrix) and halves.fits(matrix)
+            if self._is_rows(matrix) and halves.fits(_rows_of(matrix))
         ]
+
+    def settle(self, *, used_too: bool = False) -> None:
+        """Make the products that still wait and are not forgotten; on this stream."""
+        for number, waiting in list(self._waiting.items()):
+            if waiting.storage.expired():
+                del self._waiting[number]
+            elif used_too or not waiting.used:
+                storage = torch.UntypedStorage._new_with_weak_ptr(waiting.storage.cdata)
+                self._settled(torch.empty(0, device=self._device).set_(storage))
+
+    def _settled(self, x: Tensor) -> None:
+        """Make the product that is to be in this memory, if there is one."""
+        number = _number(x)
+        waiting = None if number is None else self._waiting.pop(number, None)
+        if waiting is None:
+            return
+        product, bound = waiting.product, self._new_bound()
+        m, n, _ = product.sizes
+        out = x.detach().as_strided((m, n), (n, 1), 0)
+        if product.added is None:
+            halves.product(product, bound=bound, out=out)
+            self._remember(out, bound=bound)
+        else:
+            torch.add(halves.product(replace(product, added=None)), product.added, out=out)
+
+    def _wait(self, product: Product) -> Tensor:
+        m, n, _ = product.sizes
+        out = torch.empty(m, n, device=self._device)
+        storage = out.untyped_storage()
+        # With those whose memory is gone their halves are let go.
+        gone = [k for k, waiting in self._waiting.items() if waiting.storage.expired()]
+        for number in gone:
+            del self._waiting[number]
+        self._waiting[storage._cdata] = _Waiting(StorageWeakRef(storage), product)
+        return out
+
+    def _waits(self, x: Any) -> _Waiting | None:
+        """What waits to be written to a matrix, all of it."""
+        number = _number(x) if isinstance(x, Tensor) else None
+        waiting = None if number is None else self._waiting.get(number)
+        if waiting is None or x.shape != waiting.product.sizes[:2] or not x.is_contiguous():
+            return None
+        return waiting
+
+    def _function_of(self, waiting: _Waiting, function: Function) -> Tensor | None:
+        """A function of a product that waits, with its halves; None where it must be made first."""
+        product, in_one = waiting.product, function.kind in BOUNDED_BY_ONE
+        bound = self._one if in_one else self._new_bound()
+        if bound is None or not (product.added is None if in_one else product.bounded):
+            return None
+        waiting.used = True
+        m, n, _ = product.sizes
+        out = torch.empty(m, n, device=self._device)
+        found = halves.function_of_product(product, function, out, None if in_one else bound)
+        self._remember(out, halves=replace(found, bound=bound), bound=bound)
+        return out
 
     # Operations -----------------------------------------------------------------------------
 
@@ -176,50 +280,117 @@ class TensorCoreProducts(TorchDispatchMode):
     def _mv(self, a: Tensor, x: Tensor) -> Any:
         if self._is_combination(a, x):
             return halves.combine(a.t(), x)
+        fits = self._is_ours(x) and x.shape == a.shape[1:] and x.is_contiguous()
+        if fits and self._are_long_rows(a):
+            return halves.project(a, x)
         return aten.mv.default(a, x)
+
+    def _addmv(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
+        if not factors and self._may_join(y, a, x):
+            return halves.combine(a.t(), x, y)
+        return aten.addmv.default(y, a, x, **factors)
 
     def _addmv_(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
         sign = factors.get("alpha", 1)
-        plain = set(factors) <= {"alpha"} and sign in (1, -1) and y.is_contiguous()
-        if plain and self._is_ours(y) and y.shape == a.shape[:1] and self._is_combination(a, x):
-            return halves.combine(a.t(), x, y, int(sign))
+        if set(factors) <= {"alpha"} and sign in (1, -1) and self._may_join(y, a, x):
+            return halves.add_combination(a.t(), x, y, int(sign), y)
         return aten.addmv_.default(y, a, x, **factors)
 
     def _add(self, a: Any, b: Any, **factors: Any) -> Any:
-        found = aten.add.Tensor(a, b, **factors)
-        bounds = self._bounds_of(a), self._bounds_of(b)
-        if not factors and None not in bounds and a.shape == b.shape:
-            both: Bounds = sum(bounds, ())  # type: ignore[arg-type]
-            if len(both) <= 2 and self._is_rows(found):
-                self._remember(_rows_of(found), bounds=both)
-        return found
+        for one, other in ((a, b), (b, a)):
+            waiting, bound = self._waits(one), self._bound_of(other)
+            if waiting is None or bound is None or factors or a.shape != b.shape:
+                continue
+            if waiting.product.added is None and self._waits(other) is None:
+                waiting.used = True
+                return self._wait(replace(waiting.product, added=other, bound_added=bound))
+        return aten.add.Tensor(*self._both_settled(a, b), **factors)
+
+    def _mul(self, a: Any, b: Any) -> Any:
+        for one, other in ((a, b), (b, a)):
+            waiting = self._waits(one)
+            if waiting is None or not isinstance(other, Tensor) or self._waits(other) is not None:
+                continue
+            if waiting.product.bounded and self._is_rows(other) and other.shape == one.shape:
+                bound = self._found_bound_of(_rows_of(other))
+                found = self._function_of(waiting, Function(kernels.MULTIPLE, other, bound))
+                if found is not None:
+                    return found
+        return aten.mul.Tensor(*self._both_settled(a, b))
+
+    def _both_settled(self, a: Any, b: Any) -> tuple[Any, Any]:
+        for x in (a, b):
+            if isinstance(x, Tensor):
+                self._settled(x)
+        return a, b
 
     def _pow(self, x: Tensor, exponent: Any) -> Any:
         if exponent == 2:
             return self._function(aten.pow.Tensor_Scalar, kernels.SQUARE, x, exponent)
+        self._settled(x)
         return aten.pow.Tensor_Scalar(x, exponent)
-
-    def _cross_entropy(self, x: Tensor, target: Tensor, *options: Any) -> Any:
-        """Of each number: torch has five kernels for that."""
-        plain = options == (None, None, torch.nn._reduction.get_enum("none"))
-        if plain and self._is_rows(x) and self._is_rows(target) and x.shape == target.shape:
-            return halves.cross_entropy(x, target)
-        return aten.binary_cross_entropy_with_logits.default(x, target, *options)
 
     def _function(self, function: Any, kind: int, *args: Any) -> Any:
         x = args[0]
         y: Tensor = args[1] if kind in BACKWARD else x
-        bounds: Bounds | None = None
-        if self._is_rows(x) and x.numel() >= LEAST_NUMBERS and halves.fits(_rows_of(x)):
-            bounds = (self._one,) if kind in BOUNDED_BY_ONE else self._bounds_of(x)
         fits = self._is_rows(y) and y.shape == x.shape and args[2:] in ((), (0,))  # of relu: from 0
-        if bounds is None or not fits:
+        waiting = self._waits(x)
+        if waiting is not None and fits and kind in OF_PRODUCTS and (y is x or not self._waits(y)):
+            found = self._function_of(waiting, replace(OF_PRODUCTS[kind], y=y, bound_y=self._one))
+            if found is not None:
+                return found
+        self._both_settled(x, y)
+        bound: Tensor | None = None
+        if self._is_rows(x) and x.numel() >= LEAST_NUMBERS and halves.fits(_rows_of(x)):
+            bound = self._one if kind in BOUNDED_BY_ONE else self._bound_of(x)
+        if bound is None or not fits:
             return function(*args)
         out = torch.empty_like(x)
-        found = self._split(_rows_of(x), bounds, kind, y, out)
-        self._remember(_rows_of(out), halves=found)
-        if kind != kernels.SQUARE:
-            self._remember(_rows_of(out), bounds=bounds)
+        made = halves.split(_rows_of(x), bound, kind, y, out, three=self._three)
+        self._remember(_rows_of(out), halves=made, bound=made.bound)
+        return out
+
+    # A loss ---------------------------------------------------------------------------------
+
+    def may_be_cross_entropy(self, x: Any, target: Tensor) -> bool:
+        """Whether `cross_entropy` is for these."""
+        return (
+            isinstance(x, Tensor)
+            and self._is_rows(x)
+            and x.dim() == 2
+            and self._is_rows(target)
+            and x.shape == target.shape
+            and not target.requires_grad
+            and not torch._C._are_functorch_transforms_active()
+            and halves.fits(_rows_of(x))
+        )
+
+    def cross_entropy(self, x: Tensor, target: Tensor) -> Tensor:
+        """Of each row, between the sigmoid of x and the target; torch has six kernels for that."""
+        self._both_settled(x, target)
+        target = target.detach()
+        bound = self._some_bound()
+        found = halves.cross_entropy(_rows_of(x.detach()), _rows_of(target), bound)
+        self._remember(_rows_of(target), bound=bound)
+        return found
+
+    def cross_entropy_backward(self, x: Tensor, target: Tensor, factors: Tensor) -> Tensor:
+        """The derivative towards x, with a factor for each row; torch has five kernels for that."""
+        self._both_settled(x, factors)
+        x, target, out = x.detach(), target.detach(), torch.empty_like(x)
+        factors = factors.detach().contiguous()
+        bound, largest = self._found_bound_of(_rows_of(target)), self._some_bound()
+        halves.find_bound(factors.unsqueeze(0), largest)
+        made = halves.split(
+            _rows_of(x),
+            bound,
+            kernels.ENTROPY_BACKWARD,
+            target,
+            out,
+            three=self._three,
+            factors=(factors, largest),
+        )
+        self._remember(_rows_of(out), halves=made, bound=made.bound)
         return out
 
     # Products -------------------------------------------------------------------------------
@@ -242,39 +413,33 @@ class TensorCoreProducts(TorchDispatchMode):
         rows_of_a, rows_of_b = a if a_along else a.t(), b.t() if b_along else b
         if not all(_has_rows(rows) and halves.fits(rows) for rows in (rows_of_a, rows_of_b)):
             return None
-        # A weight gradient is the last of its kind: nothing is multiplied with it.
-        bound = self._new_bound() if a_along and out is None else None
-        found = halves.product(
-            self._halves_of(rows_of_a),
-            self._halves_of(rows_of_b),
-            a_along=a_along,
-            b_along=b_along,
-            three=precision == "none",
-            bias=bias,
-            bound=bound,
-            out=out,
-        )
-        if bound is not None:
-            self._remember(found, bounds=(bound,))
-        return found
+        three = precision == "none"
+        of_a, of_b = self._halves_of(rows_of_a, three), self._halves_of(rows_of_b, three)
+        product = Product(of_a, of_b, a_along, b_along, three, bias)
+        # A weight gradient is the last of its kind: nothing is made of it.
+        if a_along and out is None and not self.sparing:
+            return self._wait(product)
+        return halves.product(product, out=out)
 
-    def _halves_of(self, rows: Tensor) -> Halves:
+    @property
+    def _three(self) -> bool:
+        """Whether products have the digits of float32 now."""
+        return bool(SETTINGS.fp32_precision == "none")
+
+    def _halves_of(self, rows: Tensor, three: bool) -> Halves:
         found: Halves | None = self._recall(rows, "halves")
-        if found is None:
-            bounds: Bounds | None = self._recall(rows, "bounds")
-            if bounds is None:
-                bound = self._new_bound()
-                bound = torch.zeros_like(self._zero) if bound is None else bound
-                halves.find_bound(rows, bound)
-                bounds = (bound,)
-                self._remember(rows, bounds=bounds)
-            found = self._split(rows, bounds)
+        if found is None or (three and found.low is None):
+            found = halves.split(rows, self._found_bound_of(rows), three=three)
             self._remember(rows, halves=found)
         return found
 
-    def _split(self, rows: Tensor, bounds: Bounds, *function: Any) -> Halves:
-        one, other = (*bounds, self._zero)[:2]
-        return halves.split(rows, one, other, *function)
+    def _found_bound_of(self, rows: Tensor) -> Tensor:
+        bound: Tensor | None = self._recall(rows, "bound")
+        if bound is None:
+            bound = self._some_bound()
+            halves.find_bound(rows, bound)
+            self._remember(rows, bound=bound)
+        return bound
 
     def _new_bound(self) -> Tensor | None:
         """Zero at first; None where there are no more of them."""
@@ -283,10 +448,14 @@ class TensorCoreProducts(TorchDispatchMode):
         self._used += 1
         return self._room[self._used - 1 : self._used]
 
-    def _bounds_of(self, x: Any) -> Bounds | None:
-        found: Bounds | None = None
+    def _some_bound(self) -> Tensor:
+        found = self._new_bound()
+        return torch.zeros_like(self._zero) if found is None else found
+
+    def _bound_of(self, x: Any) -> Tensor | None:
+        found: Tensor | None = None
         if isinstance(x, Tensor) and self._is_rows(x):
-            found = self._recall(_rows_of(x), "bounds")
+            found = self._recall(_rows_of(x), "bound")
         return found
 
     # What is what ---------------------------------------------------------------------------
@@ -299,23 +468,27 @@ class TensorCoreProducts(TorchDispatchMode):
         """Whether it is one of ours that lies in memory row by row, without gaps; no images."""
         return self._is_ours(x) and x.dim() in (2, 3) and x.shape[-1] > 1 and x.is_contiguous()
 
+    def _are_long_rows(self, rows: Tensor) -> bool:
+        """Whether it is a few rows of a basis."""
+        if not self._is_ours(rows) or rows.dim() != 2 or rows.stride(1) != 1:
+            return False
+        count, size = rows.shape
+        return count <= MOST_ROWS and LEAST_COLUMNS <= size <= halves.LARGEST
+
     def _is_combination(self, a: Tensor, x: Tensor) -> bool:
         """Whether a [n, count] times x is a sum of a few long rows."""
-        if not (self._is_ours(a) and self._is_ours(x)) or a.dim() != 2:
-            return False
-        size, count = a.shape
-        return (
-            x.shape == (count,)
-            and count <= MOST_ROWS
-            and LEAST_COLUMNS <= size <= halves.LARGEST
-            and a.stride(0) == 1
-            and x.is_contiguous()
-        )
+        fits = self._is_ours(x) and x.shape == a.shape[1:] and x.is_contiguous()
+        return fits and a.dim() == 2 and self._are_long_rows(a.t())
+
+    def _may_join(self, y: Tensor, a: Tensor, x: Tensor) -> bool:
+        """Whether y is a vector like that sum."""
+        fits = self._is_ours(y) and y.shape == a.shape[:1] and y.is_contiguous()
+        return fits and self._is_combination(a, x)
 
     # What is known ----------------------------------------------------------------------------
 
     def _remember(
-        self, rows: Tensor, *, halves: Halves | None = None, bounds: Bounds | None = None
+        self, rows: Tensor, *, halves: Halves | None = None, bound: Tensor | None = None
     ) -> None:
         storage = rows.untyped_storage()
         memory = self._memories.get(storage._cdata)
@@ -326,10 +499,10 @@ class TensorCoreProducts(TorchDispatchMode):
         stream = torch.cuda.current_stream(self._device)
         if halves is not None:
             memory.halves[_key(rows)] = _Known(halves, stream, stream.record_event())
-        if bounds is not None:
-            memory.bounds[_key(rows)] = _Known(bounds, stream, stream.record_event())
+        if bound is not None:
+            memory.bound[_key(rows)] = _Known(bound, stream, stream.record_event())
 
-    def _recall(self, rows: Tensor, what: Literal["halves", "bounds"]) -> Any:
+    def _recall(self, rows: Tensor, what: Literal["halves", "bound"]) -> Any:
         number = rows.untyped_storage()._cdata
         memory = self._memories.get(number)
         known = None if memory is None else getattr(memory, what).get(_key(rows))
@@ -368,6 +541,19 @@ def _rows_of(x: Tensor) -> Tensor:
 
 def _key(rows: Tensor) -> Key:
     return rows.data_ptr(), rows.shape[0], rows.shape[1], rows.stride(0)
+
+
+def _number(x: Tensor) -> int | None:
+    """Of its memory."""
+    return x.untyped_storage()._cdata if x.layout is torch.strided else None
+
+
+def _tensors_in(given: Any) -> Iterator[Tensor]:
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, tuple | list | dict):
+        for part in given.values() if isinstance(given, dict) else given:
+            yield from _tensors_in(part)
 
 
 def _has_rows(x: Tensor) -> bool:

@@ -3,20 +3,26 @@
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from krylov_descent.tensor_cores import halves, kernels
-from krylov_descent.tensor_cores.halves import Halves
+from krylov_descent.tensor_cores.halves import Function, Halves, Product
 
 # Of a product of 100 numbers, with the digits of float32 and of tf32.
 TOLERANCES = {True: 1e-6, False: 1e-3}
 # Products with these rows, columns and terms have one kind of tile each; the first is in shares.
 SHAPES = {True: ((64, 1024), (4096, 64)), False: ((64, 1024), (1280, 64), (4096, 64))}
 LAYOUTS = ((True, True), (True, False), (False, False))
-KINDS = range(kernels.RELU_BACKWARD + 1)
+# What is made of products when it goes forward and along a direction, and back.
+FUNCTIONS = {
+    (True, True): (kernels.SIGMOID, kernels.TANH, kernels.ADDED_MULTIPLE),
+    (True, False): (kernels.MULTIPLE,),
+}
+KINDS = (*range(kernels.RELU_BACKWARD + 1), kernels.ENTROPY_BACKWARD)
 THREADS = 16
 
 
@@ -42,38 +48,47 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
     for three, shapes in SHAPES.items():
         for shape, along in itertools.product(shapes, LAYOUTS):
             a, b = (_nothing(shape if k else shape[::-1], device) for k in along)
-            yield partial(halves.product, a, b, a_along=along[0], b_along=along[1], three=three)
+            product, kinds = Product(a, b, *along, three), FUNCTIONS.get(along, ())
+            yield partial(halves.product, product)
+            zeros = torch.zeros(product.sizes[:2] if kinds else (1, 1), device=device)
+            bound = zeros.view(-1)[:1].view(torch.int32)
+            for kind in kinds:
+                function = Function(min(kind, kernels.MULTIPLE), zeros, bound)
+                added = kind == kernels.ADDED_MULTIPLE
+                what = replace(product, added=zeros, bound_added=bound) if added else product
+                yield partial(halves.function_of_product, what, function, torch.empty_like(zeros))
     bound = torch.zeros(1, dtype=torch.int32, device=device)
     for columns in (4 * halves.NARROW, 4 * halves.NARROW - 1, halves.NARROW):
         x = torch.ones(64, columns, device=device)
         yield partial(halves.find_bound, x, bound)
         for kind in KINDS:
-            yield partial(halves.split, x, bound, bound, kind, x, torch.empty_like(x))
+            given = bound, kind, x, torch.empty_like(x)
+            yield partial(halves.split, x, *given, factors=(x[:, 0], bound))
         # A piece of a vector, which begins anywhere.
         piece = torch.ones(1 + x.numel(), device=device)[1:].view_as(x)
         yield partial(halves.find_bound, piece, bound)
-        yield partial(halves.split, piece, bound, bound)
+        yield partial(halves.split, piece, bound)
     rows = torch.zeros(2, halves.BLOCK, device=device)
     yield partial(halves.combine, rows, rows[0, :2])
-    yield partial(halves.cross_entropy, rows, rows)
+    yield partial(halves.project, rows, rows[0])
+    yield partial(halves.cross_entropy, rows, rows, bound)
 
 
 def _nothing(shape: tuple[int, ...], device: torch.device) -> Halves:
     zeros = torch.zeros(shape, dtype=torch.half, device=device)
-    return Halves(shape[0], shape[1], zeros, zeros, torch.ones(1, device=device))
+    return Halves(shape[0], shape[1], zeros, zeros, torch.ones(1, device=device), None)
 
 
 def _check(device: torch.device) -> None:
     a, b = torch.linspace(-2, 3, 200 * 100, device=device).sin().view(2, 100, 100)
-    zero = torch.zeros(1, dtype=torch.int32, device=device)
 
     def split(x: Tensor) -> Halves:
-        bound = zero.clone()
+        bound = torch.zeros(1, dtype=torch.int32, device=device)
         halves.find_bound(x, bound)
-        return halves.split(x, bound, zero)
+        return halves.split(x, bound)
 
     exact = a.double() @ b.double().t()
     for three, tolerance in TOLERANCES.items():
-        found = halves.product(split(a), split(b), a_along=True, b_along=True, three=three)
+        found = halves.product(Product(split(a), split(b), True, True, three))
         if not (found - exact).norm() <= tolerance * exact.norm():
             raise RuntimeError("a product is wrong")
