@@ -20,6 +20,7 @@ from krylov_descent.on_the_way import OnTheWay
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import Status
 from krylov_descent.subsets import draw
+from krylov_descent.subspace import LaunchedSubspace, Subspace
 from krylov_descent.sums import Evaluation, Sums
 
 pytestmark = pytest.mark.gpu
@@ -295,6 +296,77 @@ def test_the_basis_is_launched_before_the_gradient_is_read(monkeypatch: pytest.M
         optimizer.step(towards_numbers())
     # Gradient, pulse, basis; whether they hold, f and ‖g‖. What follows is the search.
     assert order[:6] == ["launched"] * 3 + ["read"] * 3
+
+
+def test_the_search_begins_before_the_basis_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    replay, there = Recording.__call__, LaunchedSubspace.there
+
+    def noted_replay(recording: Recording) -> Any:
+        order.append("launched")
+        return replay(recording)
+
+    def noted_there(subspace: LaunchedSubspace) -> Subspace:
+        order.append("there")
+        return there(subspace)
+
+    monkeypatch.setattr(Recording, "__call__", noted_replay)
+    monkeypatch.setattr(LaunchedSubspace, "there", noted_there)
+    optimizer = KSD(small_net(torch.float64), nn.MSELoss())
+    for _ in range(3):
+        order.clear()
+        optimizer.step(towards_numbers())
+    # Gradient, pulse, basis and the evaluation at θ; noise and further evaluations.
+    assert order[:5] == ["launched"] * 4 + ["there"]
+    assert set(order[5:]) == {"launched"}
+    held = optimizer.objective.recordings._held
+    assert held["noise"][1].batch is held["evaluation"][1].batch
+
+
+@pytest.mark.parametrize("options", [{}, {"lr": 0.5}, {"weight_decay": 0.1}])
+def test_a_search_that_begins_before_directions_are_known_to_vanish(options: Any) -> None:
+    """The curvature is the identity, and the Krylov space the gradient: four rows of one."""
+    inputs, generator = 2 * torch.eye(4, device="cuda").double(), torch.Generator().manual_seed(0)
+    targets = [torch.randn(4, 1, generator=generator).to(inputs) for _ in range(6)]
+    runs = []
+    for recorded in (True, False):
+        torch.manual_seed(3)
+        model = nn.Linear(4, 1, bias=False, device="cuda", dtype=torch.float64)
+        optimizer = KSD(
+            model, nn.MSELoss(), preconditioner="identity", cuda_graphs=recorded, **options
+        )
+        runs.append([optimizer.step((inputs, aims)) for aims in targets])
+    assert [step.rank for step in runs[0][:4]] == [1, 2, 3, 4]
+    for ours, theirs in zip(*runs, strict=True):
+        assert ours.status is theirs.status is Status.MOVED
+        assert ours.rank == theirs.rank
+        assert ours.loss_before == pytest.approx(theirs.loss_before, rel=1e-9)
+        assert ours.loss_after == pytest.approx(theirs.loss_after, rel=1e-6, abs=1e-12)
+        assert ours.step_norm == pytest.approx(theirs.step_norm, rel=1e-6)
+
+
+class Powers(nn.Module):
+    """A sum of p and p^1.5, of which the second derivative at 0 is infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.tensor([-0.0, 0.0, 0.5], device="cuda"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x * (self.p + self.p.pow(1.5))
+        return result
+
+
+def test_a_search_that_begins_in_vain_leaves_the_parameters_bit_for_bit() -> None:
+    model = Powers()
+    before = model.p.detach().clone()
+    optimizer = KSD(model, lambda outputs, _: outputs.sum(1), curvature="hessian")
+    for _ in range(3):
+        result = optimizer.step((torch.ones(4, 3, device="cuda"), None))
+        assert "a curvature product on B is not finite" in result.reason
+        assert result.evaluations == 0
+        assert torch.equal(model.p.view(torch.int32), before.view(torch.int32))
+    assert "evaluation" in optimizer.objective.recordings._held
 
 
 class Absolute(nn.Module):

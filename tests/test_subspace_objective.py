@@ -183,7 +183,7 @@ def measured_and_true_noise(
         exact_objective,
         as_samples((x.double(), wider(t))),
         theta.double(),
-        Subspace(subspace.basis.double(), subspace.curvature, subspace.gram),
+        Subspace(subspace.basis.double(), subspace.curvature, subspace.gram, subspace.rows),
         Coordinates(subspace.curvature, subspace.gram, EPSILON),
     )
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16), objective.network.algebra():

@@ -13,6 +13,7 @@ from krylov_descent.linear_layers import side_by_side
 from krylov_descent.network import Network
 from krylov_descent.precision import SETTINGS
 from krylov_descent.tensor_cores import entry
+from krylov_descent.tensor_cores.transfers import brought, fetched
 
 CUDA = torch.device("cuda", 0)
 LAYOUTS = {"rows·rows": (True, True), "rows·columns": (True, False), "columns": (False, False)}
@@ -300,12 +301,45 @@ def test_what_a_stack_is(model: nn.Module, is_one: bool) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(3000, 500), (60, 6), (20_000, 25)])
+def test_sums_over_rows(products: Any, shape: tuple[int, int]) -> None:
+    x, w = drawn(*shape), drawn(shape[0], 30, seed=1)
+    sums = products.sums_over_rows(x, squares=True)
+    exact = torch.cat([x.double().sum(0), x.double().square().sum(0)])
+    assert error(sums, exact) < EXACT
+    into = torch.zeros(shape[1] + 1)[1:]
+    assert products.sums_over_rows(x, squares=False, out=into) is into
+    assert error(into, exact[: shape[1]]) < 10 * EXACT  # of which most cancels
+    found = products.product_of_squares(x, w)
+    assert error(found, x.double().square().t() @ w.double().square()) < ROUGH
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("needs_tensor_cores")
+def test_numbers_come_from_the_host_and_go_there_with_each_replay() -> None:
+    given = torch.zeros(5, pin_memory=True)
+    found = torch.zeros(5, dtype=torch.float64, pin_memory=True)
+    graph = torch.cuda.CUDAGraph()
+    with entry.tensor_core_products(CUDA):  # kernels are compiled out of a recording
+        brought((2 * fetched(given, CUDA)).double(), found)
+    with torch.cuda.graph(graph), entry.tensor_core_products(CUDA):
+        brought((2 * fetched(given, CUDA)).double(), found)
+    for number in (1.0, 3.0):
+        given.fill_(number)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert found.tolist() == 5 * [2 * number]
+
+
+@pytest.mark.gpu
 def test_combinations_of_long_rows(products: Any) -> None:
     rows, c, start = drawn(7, 100_003), drawn(7, seed=1), drawn(100_003, seed=2)
     exact = rows.double().t() @ c.double()
     assert error(rows.t() @ c, exact) < EXACT
     found = start.clone().addmv_(rows.t(), c, alpha=-1)
     assert error(found, start.double() - exact) < EXACT
+    assert error(torch.addmv(start, rows.t(), c), start.double() + exact) < EXACT
+    assert error(rows @ start, rows.double() @ start.double()) < 10 * EXACT
 
 
 @pytest.mark.gpu
@@ -358,7 +392,7 @@ def test_functions_of_products_are_made_with_them(
     a, b, last = drawn(200, 90), drawn(70, 90, seed=1), drawn(60, 70, seed=2)
     bias, added, value = drawn(70, seed=3), drawn(200, 60, seed=4) @ last, drawn(200, 70, seed=5)
     value = getattr(torch, kind)(value)
-    backward = {
+    backward: Callable[[Tensor], Tensor] = {
         "sigmoid": lambda x: torch.ops.aten.sigmoid_backward(x, value.to(x.dtype)),
         "tanh": lambda x: torch.ops.aten.tanh_backward(x, value.to(x.dtype)),
         "relu": lambda x: torch.ops.aten.threshold_backward(x, value.to(x.dtype), 0),

@@ -1,6 +1,7 @@
 """A function as a CUDA graph: a part of a step, or a product, recorded once and replayed.
 
-What is recorded has copies of its own of the tensors it is given, and reads parameters in place.
+What is recorded has copies of the tensors it is given, its own or another recording's, and reads
+parameters in place.
 """
 
 import functools
@@ -29,9 +30,18 @@ Part = Callable[..., Any]
 
 
 class Recording:
-    """A part of a step, with its own copies of the tensors that it is given.
+    """A part of a step, and the tensors that it reads.
+
+    Args:
+        network: that the part is about.
+        part: what is recorded.
+        batch: of samples; the part's own, or another recording's.
+        given: other tensors, likewise.
+        rehearsal: the part, or a short form of it.
 
     Attributes:
+        batch: as given.
+        given: likewise.
         result: what the part returned when it was recorded: the same tensors each time, overwritten
             by the next call.
     """
@@ -44,11 +54,8 @@ class Recording:
         given: tuple[Tensor, ...],
         rehearsal: Part,
     ) -> None:
-        self._batch = batch.map(torch.clone)
-        self._given = [tensor.clone() for tensor in given]
-        whole, short = (
-            partial(form, network, self._batch, *self._given) for form in (part, rehearsal)
-        )
+        self.batch, self.given = batch, given
+        whole, short = (partial(form, network, batch, *given) for form in (part, rehearsal))
         found = None
         try:
             found = _record(network, whole, rehearsal=short)
@@ -63,8 +70,8 @@ class Recording:
 
     def load(self, batch: Batch, given: tuple[Tensor, ...]) -> None:
         """Take up what is read from now on."""
-        _copy(batch, self._batch)
-        for target, source in zip(self._given, given, strict=True):
+        _copy(batch, self.batch)
+        for target, source in zip(self.given, given, strict=True):
             target.copy_(source)
 
     def __call__(self) -> Any:

@@ -186,9 +186,8 @@ class CurvatureProduct:
         parameters = network.parameters
 
         def apply(vector: Tensor) -> Tensor:
-            result = parameters.flatten(product(parameters.pieces(vector))).mul_(scale)
-            parameters.add_decay(result, vector)
-            return result
+            result = parameters.flatten(product(parameters.pieces(vector)))
+            return parameters.scale_and_add_decay(result, scale, vector)
 
         return apply
 

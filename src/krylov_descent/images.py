@@ -28,14 +28,14 @@ class Images:
 
     def subtract(self, w: Tensor, which: slice, coefficients: Tensor) -> None:
         """Take D times a combination of some rows from a vector, in place."""
-        if self._kept is None:
-            combined = self._rows.combine(which, coefficients)
-            if isinstance(self._metric, Diagonal):
-                w.addcmul_(combined, self._metric.diagonal, value=-1)
-            else:
-                w.sub_(self._metric.multiply(combined))
+        if self._kept is not None:
+            w.sub_(self._kept.combine(which, coefficients))
+            return
+        combined = self._rows.combine(which, coefficients)
+        if isinstance(self._metric, Diagonal) and w.is_cuda:  # in one kernel
+            w.addcmul_(combined, self._metric.diagonal, value=-1)
         else:
-            self._kept.subtracted(w, which, coefficients)
+            w.sub_(self._metric.multiply(combined))
 
     def keep(self, k: int, w: Tensor, taken: Tensor, scale: Tensor) -> None:
         """The same of row k, which is u times a scale.

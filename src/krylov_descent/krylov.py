@@ -16,6 +16,7 @@ from torch import Tensor
 from krylov_descent.basis import Placement, StoredBasis
 from krylov_descent.images import Images
 from krylov_descent.preconditioner import Metric
+from krylov_descent.tensor_cores.entry import under_way
 
 Product = Callable[[Tensor], Tensor]
 
@@ -82,11 +83,9 @@ def fill_with_krylov_space(
         cannot tell a smaller remainder from its own rounding.
         """
         least = max(BREAKDOWN_UNITS * torch.finfo(u.dtype).eps, rows.epsilon)
-        vanished = squared <= least**2 * before
-        scale = torch.where(vanished, 0.0, squared.rsqrt())
+        scale = _scale_of(squared, least**2, before, lengths[k : k + 1])
         rows.put(k, u, scale)
         images.keep(k, w, taken, scale)
-        lengths[k] = torch.where(vanished, 0.0, squared)
         # Reading a number costs a GPU a stop, and a CPU nothing. NaN goes on, and is found in H̄.
         return u.is_cuda or float(lengths[k]) != 0
 
@@ -140,6 +139,25 @@ def fill_with_krylov_space(
             measure(slot)
     small = placement.settled(torch.stack([curvature, placement.dots(rows.gram())]))
     return torch.cat([*small, lengths.unsqueeze(0)])
+
+
+def _scale_of(squared: Tensor, least: float, before: Tensor, place: Tensor) -> Tensor:
+    """What makes a length 1, given its square; zero if that is no more than so much of another.
+
+    Args:
+        squared: the length's square, a number.
+        least: below this times the other it is nothing.
+        before: the other.
+        place: where the square is to be written, or zero if it is nothing [1].
+    """
+    products = under_way()
+    if products is not None:
+        scale: Tensor | None = products.scale_of_length(squared, least, before, place)
+        if scale is not None:
+            return scale
+    vanished = squared <= least * before
+    place.copy_(torch.where(vanished, 0.0, squared))
+    return torch.where(vanished, 0.0, squared.rsqrt())
 
 
 def found_on_host(found: Tensor) -> tuple[list[int], Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Numbers on their way from a GPU to the host, which has other things to do until it needs them."""
+"""Numbers on their way between a GPU and the host, which has other things to do meanwhile."""
 
 from typing import Any
 
@@ -24,6 +24,18 @@ class OnTheWay:
 
     def read(self) -> Any:
         """The number, or a list of them."""
+        return self.tensor().tolist()
+
+    def tensor(self) -> Tensor:
+        """The same as a tensor on the CPU."""
         if self._arrival is not None:
             self._arrival.synchronize()
-        return self._numbers.tolist()
+        return self._numbers
+
+
+def sent(numbers: Tensor, like: Tensor) -> Tensor:
+    """A few numbers of the host where another tensor is, in its dtype; not waited for."""
+    rounded = numbers.to(like.dtype)
+    if like.is_cuda:
+        rounded = rounded.pin_memory()  # any other memory would be waited for
+    return rounded.to(like.device, non_blocking=True)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from krylov_descent.tensor_cores.entry import under_way
+
 SUPPORTED_DTYPES = (torch.float32, torch.float64)
 
 
@@ -129,6 +131,14 @@ class FlatParameters:
     def decay_value(self) -> float:
         """½ Σ λ‖p‖² as a number."""
         return float(self.decay_term()) if any(self.weight_decay) else 0.0
+
+    def scale_and_add_decay(self, result: Tensor, scale: Tensor, vector: Tensor) -> Tensor:
+        """The result [n] times a number on its device, plus λ ⊙ vector; in place."""
+        products, decays = under_way(), set(self.weight_decay)
+        at_once = products is not None and len(decays) == 1
+        if not (at_once and products.scale_and_add(result, scale, vector, decays.pop())):
+            self.add_decay(result.mul_(scale), vector)
+        return result
 
     def add_decay(self, result: Tensor, vector: Tensor | None = None) -> None:
         """Add λ ⊙ vector to the result [n], in place; the vector is θ itself where not given."""

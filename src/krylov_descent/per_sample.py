@@ -33,6 +33,7 @@ from krylov_descent.messages import first_line
 from krylov_descent.network import Network, require_graph
 from krylov_descent.precision import rough_products
 from krylov_descent.probes import epsilon_of
+from krylov_descent.tensor_cores.entry import under_way
 
 # What holds for these holds for all.
 TRUST_SAMPLES = 32
@@ -255,16 +256,29 @@ def _factored(
         return [(p, torch.zeros_like(p), torch.zeros_like(p)) for p in layer.module.parameters()]
     if len(calls) == 1 and calls[0][0].dim() == 2:
         x, delta = calls[0]
-        with rough_products():
-            squared = delta.square()
-            squares = squared.t() @ x.square()
-        found = [(weight, delta.t() @ x, squares)]
+        of_weight, weight_squares, of_bias, bias_squares = _sums_over_samples(x, delta)
+        found = [(weight, of_weight, weight_squares)]
         if bias is not None:
-            # Products, because on a GPU a sum over rows takes several times as long.
-            ones = delta.new_ones(len(delta))
-            found.append((bias, ones @ delta, ones @ squared))
+            found.append((bias, of_bias, bias_squares))
         return found
     return _by_products_per_sample(layer.module, calls, memory)
+
+
+def _sums_over_samples(x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """δᵀx, (δ²)ᵀx², Σ δ and Σ δ², for x [m, inputs] and δ [m, outputs]."""
+    products = under_way()
+    if products is not None:
+        squares = products.product_of_squares(delta, x)
+        sums = products.sums_over_rows(delta, squares=True)
+        if squares is not None and sums is not None:
+            of_bias, bias_squares = sums.chunk(2)
+            return delta.t() @ x, squares, of_bias, bias_squares
+    squared = delta.square()
+    with rough_products():
+        squares = squared.t() @ x.square()
+    # Products, because on a GPU a sum over rows takes several times as long.
+    ones = delta.new_ones(len(delta))
+    return delta.t() @ x, squares, ones @ delta, ones @ squared
 
 
 def _by_products_per_sample(

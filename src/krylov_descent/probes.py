@@ -148,12 +148,14 @@ def _gradients(losses: Tensor, parameters: list[Tensor]) -> Sequence[Tensor | No
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Put every buffer back as it was, bit for bit; but for views of parameters."""
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     before = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
+        if module._buffers  # asked first: most have none, and this is done at every step
         for name, buffer in module.named_buffers(recurse=False)
     ]
+    places = (p.untyped_storage().data_ptr() for p in model.parameters())
+    parameters = set(places) if before else set()
     try:
         yield
     finally:

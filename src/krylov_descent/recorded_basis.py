@@ -15,7 +15,7 @@ from krylov_descent.curvature import CurvatureKind, CurvatureProduct
 from krylov_descent.network import Network
 from krylov_descent.preconditioner import InPlace, Preconditioner
 from krylov_descent.recordings import Recordings
-from krylov_descent.subspace import Subspace, cut, fill_slots
+from krylov_descent.subspace import LaunchedSubspace, fill_slots
 
 # That there are two directions before it makes the third one like all that follow; and so is one
 # previous step like the others.
@@ -35,8 +35,8 @@ def recorded_basis(
     dimension: int,
     *,
     whole: bool,
-) -> Subspace | None:
-    """What `krylov_basis` gives, in the same place at every step.
+) -> LaunchedSubspace | None:
+    """What `krylov_basis` gives, in the same place at every step, and not waited for.
 
     None where B does not fit one micro-batch.
 
@@ -57,7 +57,7 @@ def recorded_basis(
         found = _replay(slots, product, preconditioner, batch, gradient, previous_steps)
     if found is None:
         found = fill_slots(slots, product, preconditioner, gradient, previous_steps)
-    return cut(slots, found, stays=True)
+    return LaunchedSubspace(slots, found)
 
 
 def _replay(

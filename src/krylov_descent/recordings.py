@@ -210,12 +210,32 @@ class Recordings:
         """
 
         def record(network: Network) -> Recording:
-            return Recording(network, part, batch, given, rehearsal or part)
+            own = tuple(tensor.clone() for tensor in given)
+            return Recording(network, part, batch.map(torch.clone), own, rehearsal or part)
 
         recording = self._get(name, record, batch, given, fixed, when_repeated=when_repeated)
         if recording is not None:
             recording.load(batch, given)
         return recording
+
+    def beside(
+        self, other: Recording, name: str, part: Part, *, fixed: tuple[Tensor, ...] = ()
+    ) -> "Recording | None":
+        """The recording of a part that reads what another recording was given, where that has it.
+
+        Args:
+            other: which is loaded before each use.
+            name: of the part.
+            part: what is recorded, if it was not before; called as the other's is.
+            fixed: further tensors that the part reads where they are.
+        """
+        batch, given = other.batch, other.given
+
+        def record(network: Network) -> Recording:
+            return Recording(network, part, batch, given, part)
+
+        read = (*tensors_in((batch.inputs, batch.targets)), *given, *fixed)
+        return self._get(name, record, batch, given, read)
 
     def product(
         self, batch: Batch, linearize: Callable[[Network, Batch], BatchProduct], kind: str
@@ -300,8 +320,8 @@ class _Known:
         """A model and a loss that nothing is known of yet."""
         roots = [m for m in (network.eager, network.loss.module) if isinstance(m, nn.Module)]
         modules = [m for root in roots for m in root.modules()]
-        with_buffers = [m for m in modules if any(True for _ in m.buffers(recurse=False))]
-        return cls([p for root in roots for p in root.parameters()], with_buffers)
+        parameters = [p for m in modules for p in m._parameters.values() if p is not None]
+        return cls(parameters, [m for m in modules if m._buffers])
 
     def tensors(self) -> Iterator[Tensor]:
         """All that a forward pass reads where it is."""

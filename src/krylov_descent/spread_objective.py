@@ -13,11 +13,11 @@ from torch import Tensor
 
 from krylov_descent.batches import Samples
 from krylov_descent.bfgs import Vector
-from krylov_descent.noise import noise_over_ranks
+from krylov_descent.noise import NOISE_POINTS, noise_over_ranks, noise_steps
 from krylov_descent.objective import Objective
 from krylov_descent.stored_subspace import StoredSubspace
 from krylov_descent.subspace import Coordinates
-from krylov_descent.subspace_objective import NOISE_POINTS, ObjectiveAround, noise_steps
+from krylov_descent.subspace_objective import ObjectiveAround
 
 
 class SpreadObjective(ObjectiveAround):

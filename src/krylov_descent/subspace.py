@@ -16,6 +16,7 @@ from torch import Tensor
 from krylov_descent.basis import Alone, StoredBasis
 from krylov_descent.bfgs import Vector
 from krylov_descent.krylov import Product, fill_with_krylov_space, found_on_host
+from krylov_descent.on_the_way import OnTheWay, sent
 from krylov_descent.preconditioner import Metric
 from krylov_descent.threads import one_thread
 
@@ -29,14 +30,13 @@ class Subspace:
         curvature: H̄ = VᵀHV [r, r], float64 on the CPU, symmetric. Not finite where a product
             was not.
         gram: VᵀV [r, r], in the precision of vectors, on the CPU.
-        slots: the rows of the basis and the unused ones behind them, [K + m, n], where they stay
-            in the same place from step to step; else None.
+        rows: as which of K + m the rows were made, before those that vanished were left out.
     """
 
     basis: Tensor
     curvature: Tensor
     gram: Tensor
-    slots: Tensor | None = None
+    rows: list[int]
 
     @property
     def rank(self) -> int:
@@ -45,11 +45,27 @@ class Subspace:
 
     def combine(self, coefficients: Tensor) -> Tensor:
         """V c as a vector [n], for small c [r] (float64, CPU)."""
-        return self.basis.t() @ coefficients.to(self.basis.device, self.basis.dtype)
+        return self.basis.t() @ sent(coefficients, self.basis)
 
     def project(self, vector: Tensor) -> Tensor:
         """Vᵀ vector, [r] in float64 on the CPU."""
         return (self.basis @ vector).to("cpu", torch.float64)
+
+
+class LaunchedSubspace:
+    """A subspace that a GPU was told to make: what is launched from now on finds it made.
+
+    Args:
+        slots: where its rows will be, [K + m, n].
+        found: of them by `fill_slots`.
+    """
+
+    def __init__(self, slots: Tensor, found: Tensor) -> None:
+        self.slots, self._found = slots, OnTheWay(found)
+
+    def there(self) -> Subspace:
+        """The subspace itself, which is waited for. Moves rows in the slots, if some vanished."""
+        return cut(self.slots, self._found.tensor())
 
 
 def krylov_basis(
@@ -90,19 +106,18 @@ def fill_slots(
     return fill_with_krylov_space(rows, product, metric, gradient, previous_steps, placement)
 
 
-def cut(basis: Tensor, found: Tensor, *, stays: bool = False) -> Subspace:
+def cut(basis: Tensor, found: Tensor) -> Subspace:
     """Leave out the rows that vanished, in place.
 
     Args:
         basis: rows, some of them zero, [K + m, n].
         found: of them by `fill_slots`.
-        stays: whether the basis is in the same place at every step.
     """
     rows, curvature, gram = found_on_host(found)
     for slot, row in enumerate(rows):
         if slot != row:
             basis[slot] = basis[row]
-    return Subspace(basis[: len(rows)], curvature.double(), gram, basis if stays else None)
+    return Subspace(basis[: len(rows)], curvature.double(), gram, rows)
 
 
 class Coordinates:

@@ -6,30 +6,26 @@ depends on float64, float32, tf32 or bfloat16, on the model and on the number of
 """
 
 import math
-from collections.abc import Callable
-from functools import cache, partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from krylov_descent.batches import Batch, Samples
+from krylov_descent.batches import Samples
 from krylov_descent.bfgs import Vector
-from krylov_descent.cuda_graphs import Recording
-from krylov_descent.linear_layers import losses_and_gradients, side_by_side
-from krylov_descent.network import Network
-from krylov_descent.noise import error_sums, noise_from
+from krylov_descent.noise import NOISE_POINTS, error_sums, noise_from, noise_steps
 from krylov_descent.objective import Objective
+from krylov_descent.recorded_objective import RecordedObjective
 from krylov_descent.subspace import Coordinates, Subspace
-
-NOISE_POINTS = 4
-# Names of recordings.
-EVALUATION, NOISE = "evaluation", "noise"
 
 
 class Combines(Protocol):
     """A basis V, however it is kept."""
+
+    @property
+    def rank(self) -> int:
+        """How many vectors it has."""
 
     def combine(self, coefficients: Tensor) -> Tensor:
         """V c as a vector [n], for small c [r] (float64, CPU)."""
@@ -60,6 +56,14 @@ class ObjectiveAround:
         self._objective, self._set, self._theta = objective, samples, theta
         self._basis, self._coordinates = basis, coordinates
 
+    def __call__(self, a: Vector) -> tuple[float, Vector]:
+        """Value and gradient V̄ᵀ∇f [r] at a [r]; one gradient over C."""
+        raise NotImplementedError
+
+    def start(self) -> tuple[float, Vector]:
+        """The same at a = 0, with which a search begins."""
+        return self(np.zeros(self._basis.rank))
+
     def direction(self, a: Vector) -> Tensor:
         """V̄a, a vector [n]."""
         return self._basis.combine(torch.from_numpy(self._coordinates.to_basis(a)))
@@ -76,24 +80,10 @@ class ObjectiveAround:
         return epsilon * abs(value) / math.sqrt(self.samples)
 
 
-def noise_steps(epsilon: float) -> list[float]:
-    """Steps a little apart along the gradient at the start, for measuring noise.
-
-    What is left of the values there after third differences is noise, if the points are so close
-    that the objective itself is a quadratic. In these coordinates a full step is about the
-    gradient's length; a fraction of a tenth of ε^⅓ of that makes the cubic part a thousandth of
-    the rounding.
-    """
-    spacing = 0.1 * epsilon ** (1 / 3)
-    return [-k * spacing for k in range(NOISE_POINTS)]
-
-
 class SubspaceObjective(ObjectiveAround):
     """f_C over the coordinates of a subspace, around θ.
 
-    Evaluating writes the point into the module's parameters and leaves it there. On a GPU an
-    evaluation is one recording (see `recordings`), which fetches the coefficients from the host and
-    brings value and projected gradient there.
+    Evaluating writes the point into the module's parameters and leaves it there.
 
     Args:
         objective: f.
@@ -101,6 +91,7 @@ class SubspaceObjective(ObjectiveAround):
         theta: θ [n], an exact copy.
         subspace: V.
         coordinates: of V̄.
+        recorded: the same over the place of V, where there is a recording.
 
     Attributes:
         samples: |C|, known after the first evaluation.
@@ -114,30 +105,33 @@ class SubspaceObjective(ObjectiveAround):
         theta: Tensor,
         subspace: Subspace,
         coordinates: Coordinates,
+        recorded: RecordedObjective | None = None,
     ) -> None:
         super().__init__(objective, samples, theta, subspace, coordinates)
-        self._subspace = subspace
-        self.samples, self._normaliser = 0, 1.0
-        batch = None if subspace.slots is None else objective.single_batch(samples)
-        self._evaluation = None if batch is None else self._record_evaluation(batch)
-        self._batch = batch
+        if recorded is not None and not recorded.normaliser:
+            recorded = None  # the objective says what is wrong
+        self._subspace, self._recorded = subspace, recorded
+        self.samples, self._normaliser = (
+            (0, 1.0) if recorded is None else (recorded.samples, recorded.normaliser)
+        )
+
+    def start(self) -> tuple[float, Vector]:
+        if self._recorded is None:
+            return super().start()
+        self._coordinates.find()  # while the GPU is busy with what was launched behind the basis
+        value, projected = self._recorded.read()
+        self.samples_seen += self.samples
+        return value, self._coordinates.from_gradient(projected[self._subspace.rows])
 
     def __call__(self, a: Vector) -> tuple[float, Vector]:
-        """Value and gradient V̄ᵀ∇f [r] at a [r]; one gradient over C."""
-        if self._evaluation is None:
+        if self._recorded is None:
             self._move(a)
             found = self._objective.value_and_gradient(self._set)
             self.samples, self._normaliser = found.samples, found.normaliser
             value, projected = found.value, self._subspace.project(found.gradient).numpy()
         else:
-            rank = self._subspace.rank
-            coefficients, numbers = (tensor.numpy() for tensor in self._evaluation.result)
-            coefficients[:rank] = self._coordinates.to_basis(a)
-            coefficients[rank:] = 0  # of unused slots
-            self._evaluation()
-            self._coordinates.find()  # at the start, while the GPU is busy with it
-            torch.cuda.current_stream(self._theta.device).synchronize()
-            value, projected = float(numbers[0]), numbers[1 : 1 + rank]
+            value, projected = self._recorded(self._coordinates.to_basis(a))
+            projected = projected[: self._subspace.rank]
         self.samples_seen += self.samples
         return value, self._coordinates.from_gradient(projected)
 
@@ -160,107 +154,12 @@ class SubspaceObjective(ObjectiveAround):
 
         Where C comes in another order each time, of their sums.
         """
-        recording = None
-        slots = self._subspace.slots
-        if self._evaluation is not None and self._batch is not None and slots is not None:
-            along = np.zeros(len(slots))
-            along[: len(direction)] = self._coordinates.to_basis(direction)
-            recording = self._record_error_sums(self._batch, along, steps)
-        if recording is not None:
-            found: Tensor = recording().cpu()
-            return found
+        if self._recorded is not None:
+            found = self._recorded.error_sums(self._coordinates.to_basis(direction), steps)
+            if found is not None:
+                return found
         rows = []
         for step in steps:
             self._move(step * direction)
             rows.append(self._objective.comparable_losses(self._set))
         return error_sums(torch.stack(rows))
-
-    # Recordings -----------------------------------------------------------------------------
-
-    def _record_evaluation(self, batch: Batch) -> Recording | None:
-        slots, theta = self._subspace.slots, self._theta
-        assert slots is not None
-        self.samples = batch.size
-        self._normaliser = float(self._objective.network.loss.normaliser(batch.targets, batch.size))
-        if not self._normaliser:  # the objective says what is wrong
-            return None
-
-        @cache
-        def on_host() -> tuple[Tensor, Tensor]:
-            """Where coefficients and results are; made before the recording, and held by it."""
-            coefficients = torch.zeros(len(slots), dtype=slots.dtype, pin_memory=True)
-            return coefficients, torch.zeros(1 + len(slots), dtype=torch.float64, pin_memory=True)
-
-        def evaluate(
-            network: Network, batch: Batch, theta: Tensor, normaliser: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            # Copies are part of the recording: each would be a launch of its own.
-            coefficients, numbers = on_host()
-            parameters = network.parameters
-            c = coefficients.to(slots.device, non_blocking=True)
-            point = torch.addmv(theta, slots.t(), c)
-            parameters.assign(point)
-            jobs: list[Callable[[], Any]] = [
-                partial(losses_and_gradients, network, batch),
-                parameters.decay_term,
-            ]
-            (losses, gradients), decay = side_by_side(jobs)
-            # In one dtype, and of whole vectors: other kernels take two to five times as long.
-            gradient = parameters.flatten(gradients).mul_(normaliser.reciprocal().to(theta.dtype))
-            parameters.add_decay(gradient, point)
-            value = losses.sum(dtype=torch.float64) / normaliser + decay
-            found = torch.cat([value.unsqueeze(0), (slots @ gradient).double()])
-            numbers.copy_(found, non_blocking=True)
-            return coefficients, numbers
-
-        return self._objective.recordings.load(
-            EVALUATION,
-            evaluate,
-            batch,
-            theta,
-            theta.new_full((), self._normaliser, dtype=torch.float64),
-            fixed=(slots,),
-        )
-
-    def _record_error_sums(
-        self, batch: Batch, along: Vector, steps: list[float]
-    ) -> Recording | None:
-        slots, theta = self._subspace.slots, self._theta
-        assert slots is not None
-        apart = self._may_be_side_by_side(batch)
-
-        def error_sums_at_points(
-            network: Network, batch: Batch, theta: Tensor, numbers: Tensor
-        ) -> Tensor:
-            along, lengths = numbers.split([len(slots), len(steps)])
-            direction = slots.t() @ along
-
-            def losses_at(length: Tensor) -> Tensor:
-                point = torch.addcmul(theta, direction, length)
-                return network.losses_at(point, batch).detach().double()
-
-            jobs = [partial(losses_at, length) for length in lengths]
-            with self._objective.value_mode():
-                losses = side_by_side(jobs) if apart else [job() for job in jobs]
-            return error_sums(torch.stack(losses))
-
-        return self._objective.recordings.load(
-            NOISE,
-            error_sums_at_points,
-            batch,
-            theta,
-            torch.from_numpy(np.concatenate([along, steps])).to(slots),
-            fixed=(slots,),
-        )
-
-    def _may_be_side_by_side(self, batch: Batch) -> bool:
-        """Whether the forward passes for the noise fit side by side, and write to nothing shared.
-
-        What one writes to a tensor that is no buffer, and reads again, is not seen. Then the noise
-        may be wrong, and nothing else.
-        """
-        objective = self._objective
-        modules = (objective.network.eager, objective.network.loss.module)
-        shared = any(True for m in modules if isinstance(m, nn.Module) for _ in m.buffers())
-        graphs = objective.findings.forward_differentiates
-        return not (shared or graphs) and objective.may_record(batch, times=NOISE_POINTS)

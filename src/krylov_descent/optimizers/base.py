@@ -192,12 +192,14 @@ class DataOptimizer(torch.optim.Optimizer):
 
     def _let_state_follow(self) -> None:
         """Where the model was given another dtype since the last step, so are the vectors kept."""
-        for p in self.objective.parameters.tensors:
+        parameters = self.objective.parameters
+        dtype, device = parameters.dtype, parameters.device
+        for p in parameters.tensors:
             state = self.state.get(p, {})
             for key, kept in state.items():
-                alike = isinstance(kept, Tensor) and kept.shape == p.shape
-                if alike and (kept.dtype, kept.device) != (p.dtype, p.device):
-                    state[key] = kept.to(p.device, p.dtype)
+                moved = isinstance(kept, Tensor) and (kept.dtype != dtype or kept.device != device)
+                if moved and kept.shape == p.shape:
+                    state[key] = kept.to(device, dtype)
 
     def check_group(self) -> None:
         """Refuse a process group that came too late, or one that the method does not sum over."""

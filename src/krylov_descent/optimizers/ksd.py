@@ -29,6 +29,7 @@ from krylov_descent.optimizers.ksd_spaces import (
     BasisKind,
     Function,
     Spaces,
+    awaited,
     objective_in,
 )
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
@@ -36,7 +37,7 @@ from krylov_descent.precision import derivatives_in_tf32
 from krylov_descent.preconditioner import Preconditioner
 from krylov_descent.recorded_basis import basis_is_recorded
 from krylov_descent.subsets import LEAST_FIXED, Reservoir, Size, SubsetSizes, draw
-from krylov_descent.subspace import Coordinates, subspace_is_known
+from krylov_descent.subspace import Coordinates, LaunchedSubspace, subspace_is_known
 from krylov_descent.sums import Evaluation
 
 PREVIOUS_STEP = "previous_step"  # the last one; those before have a number behind it
@@ -346,21 +347,27 @@ class _Step:
         # Lines 6-9. Basis V and projected curvature on B; coordinates in which it is round.
         self.ranks.enter("basis")
         with recordings.meanwhile(copied):
-            subspace = self.noted(basis or self.basis(curvature_set, g))
+            launched = self.noted(basis or self.basis(curvature_set, g))
         del g, basis
-        if not bool(subspace.curvature.isfinite().all()):
-            self.ranks.end_together()  # with an error, if that is what made a product NaN
-            return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
-        if not subspace_is_known(subspace.gram):
-            return account.refused(Status.NOT_FINITE, OUT_OF_RANGE)
-        coordinates = Coordinates(subspace.curvature, subspace.gram, self.curvature_floor)
-
-        # Lines 10-13. The best point a* of the subspace on C; d_prev ← V̄a*, θ ← θ + d_prev.
-        self.ranks.enter("search")
         theta, taken = copied(), None
         try:
-            function = objective_in(subspace, coordinates, self.objective, objective_set, theta)
-            start, gradient = function(np.zeros(subspace.rank))
+            # On a GPU the search begins behind the basis, before anything is known of that.
+            subspace, recorded = awaited(launched, self.objective, objective_set, theta)
+            account.lap("basis")
+            account.note(rank=subspace.rank)
+            if not bool(subspace.curvature.isfinite().all()):
+                self.ranks.end_together()  # with an error, if that is what made a product NaN
+                return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
+            if not subspace_is_known(subspace.gram):
+                return account.refused(Status.NOT_FINITE, OUT_OF_RANGE)
+            coordinates = Coordinates(subspace.curvature, subspace.gram, self.curvature_floor)
+
+            # Lines 10-13. The best point a* of the subspace on C; d_prev ← V̄a*, θ ← θ + d_prev.
+            self.ranks.enter("search")
+            function = objective_in(
+                subspace, coordinates, self.objective, objective_set, theta, recorded
+            )
+            start, gradient = function.start()
             account.note(ritz_values=tuple(coordinates.ritz_values.tolist()))
             best = self.search(function, start, gradient)
             if best is not None and best.value < start:
@@ -437,7 +444,7 @@ class _Step:
 
     def basis(
         self, curvature_set: Samples, gradient: Tensor
-    ) -> tuple[AnySubspace, CurvatureProduct, int]:
+    ) -> tuple[AnySubspace | LaunchedSubspace, CurvatureProduct, int]:
         """Algorithm 2; with the product, and how many samples D took beside it."""
         optimizer = self.optimizer
         product = optimizer.curvature.at(self.objective, curvature_set)
@@ -449,15 +456,15 @@ class _Step:
             [optimizer._flat_state(key) for key in optimizer._previous],
             lasting=self.stages.lasting,
         )
-        self.account.lap("basis")
         return subspace, product, learned
 
-    def noted(self, basis: tuple[AnySubspace, CurvatureProduct, int]) -> AnySubspace:
-        """The subspace, once it is on the account."""
+    def noted(
+        self, basis: tuple[AnySubspace | LaunchedSubspace, CurvatureProduct, int]
+    ) -> AnySubspace | LaunchedSubspace:
+        """The subspace, once its cost is on the account."""
         subspace, product, learned = basis
         self.account.count(learned)
         self.account.note(
-            rank=subspace.rank,
             products=product.products,
             curvature_samples=product.samples,
             graphs_kept=product.kept,
@@ -498,6 +505,7 @@ class _Step:
         self.ranks.enter("step")
         step, value = self.ranks.agreed(function.direction(best.point)), best.value
         scaled = self.optimizer._scale_by_learning_rate(step)
+        norm = OnTheWay(step.norm())
         self.objective.parameters.assign(theta + step)
         if scaled:
             value = function.value()
@@ -506,5 +514,5 @@ class _Step:
             if not (value < start and bool(step.any())):
                 return None
         self.optimizer._push_vector(self.optimizer._previous, step)
-        self.account.note(step_norm=float(step.norm()))
+        self.account.note(step_norm=norm.read())
         return value

@@ -16,7 +16,7 @@ from krylov_descent.preconditioner import (
     Identity,
     Preconditioner,
 )
-from krylov_descent.subspace_objective import EVALUATION, NOISE
+from krylov_descent.recorded_objective import EVALUATION, NOISE
 
 # Of ε: a floor under the entries of a diagonal is felt by few of them, damping by all.
 KRONECKER_DAMPING = 0.1

@@ -16,9 +16,10 @@ from krylov_descent.curvature import CurvatureProduct
 from krylov_descent.objective import Objective
 from krylov_descent.preconditioner import EntrywisePreconditioner, Metric, Preconditioner
 from krylov_descent.recorded_basis import recorded_basis
+from krylov_descent.recorded_objective import RecordedObjective, launched_objective
 from krylov_descent.spread_objective import SpreadObjective
 from krylov_descent.stored_subspace import StoredSubspace, stored_krylov_basis
-from krylov_descent.subspace import Coordinates, Subspace, krylov_basis
+from krylov_descent.subspace import Coordinates, LaunchedSubspace, Subspace, krylov_basis
 from krylov_descent.subspace_objective import SubspaceObjective
 
 BasisKind = Literal["replicated", "sharded"]
@@ -64,7 +65,7 @@ class Spaces:
         previous: list[Tensor],
         *,
         lasting: bool,
-    ) -> AnySubspace:
+    ) -> AnySubspace | LaunchedSubspace:
         """Algorithm 2.
 
         Args:
@@ -115,14 +116,29 @@ class Spaces:
         )
 
 
+def awaited(
+    subspace: AnySubspace | LaunchedSubspace, objective: Objective, samples: Samples, theta: Tensor
+) -> tuple[AnySubspace, RecordedObjective | None]:
+    """The subspace, once it is there; and f_C over its place, where that is recorded.
+
+    The evaluation at θ is launched before a GPU is done with the subspace, and writes to the
+    parameters.
+    """
+    if not isinstance(subspace, LaunchedSubspace):
+        return subspace, None
+    recorded = launched_objective(objective, samples, theta, subspace.slots)
+    return subspace.there(), recorded
+
+
 def objective_in(
     subspace: AnySubspace,
     coordinates: Coordinates,
     objective: Objective,
     samples: Samples,
     theta: Tensor,
+    recorded: RecordedObjective | None,
 ) -> Function:
-    """f_C in the coordinates of a subspace around θ [n]."""
+    """f_C in the coordinates of a subspace around θ [n]; by recordings where there are such."""
     if isinstance(subspace, StoredSubspace):
         return SpreadObjective(objective, samples, theta, subspace, coordinates)
-    return SubspaceObjective(objective, samples, theta, subspace, coordinates)
+    return SubspaceObjective(objective, samples, theta, subspace, coordinates, recorded)

@@ -26,7 +26,9 @@ EVEN = 16
 BLOCK, SHORT = 2048, 512
 # Rows and columns of a basis that are multiplied with a vector at a time.
 SPAN = (8, 1024)
-# The most parts that this is done in, and of how many rows they are added up at a time.
+# Rows and columns of a matrix whose rows are summed up at a time.
+STRIP = (32, 128)
+# The most parts that these are done in, and how many sums of so many are made at a time.
 PARTS, FEW = 512, 8
 # So many numbers of a row are summed up side by side.
 ROW = 1024
@@ -145,9 +147,7 @@ def split(
         factors: of the derivative of a cross entropy [rows], and their bound.
     """
     rows, columns = x.shape
-    own = None if kind == kernels.SQUARE else bound
-    if kind == kernels.ENTROPY_BACKWARD:
-        own = torch.empty_like(bound)
+    own = torch.empty_like(bound) if kind == kernels.ENTROPY_BACKWARD else bound
     found = _empty_halves(x, rows, columns, three, own)
     padded, width = found.high.shape
     unit, grid, sizes = _blocks(x, padded, width)
@@ -160,7 +160,7 @@ def split(
         found.unscale,
         bound,
         bound if factors is None else factors[1],
-        _or(own, bound),
+        own,
         rows,
         columns // unit,
         x.stride(0) // unit,
@@ -169,6 +169,14 @@ def split(
         int(three),
     )
     _launch(kernels.split, grid, args, (kind, unit, *sizes))
+    return found
+
+
+def square(x: Halves, bound: Tensor) -> Halves:
+    """The squares of a matrix, with the digits of its first half, and one half of their own."""
+    found = _empty_halves(x.unscale, x.rows, x.columns, False, None)
+    args = x.high, x.unscale, bound, found.high, found.unscale, x.high.numel()
+    _launch(kernels.square, (-(-x.high.numel() // BLOCK), 1), args, (BLOCK,))
     return found
 
 
@@ -314,6 +322,19 @@ def add_combination(
     return out
 
 
+def scale_and_add(x: Tensor, scale: Tensor, other: Tensor, factor: float) -> None:
+    """x · scale + factor · other in place of x [n], for a scale on the GPU."""
+    args = x, scale, other, x.numel(), factor
+    _launch(kernels.scale_and_add, (-(-x.numel() // SHORT), 1), args, (SHORT,))
+
+
+def scale_of_length(squared: Tensor, least: float, before: Tensor, place: Tensor) -> Tensor:
+    """1 / √squared, and the square at its place; zero where it is not above least · before."""
+    scale = torch.empty_like(squared)
+    _launch(kernels.scale_of_length, (1, 1), (squared, before, place, scale, least), ())
+    return scale
+
+
 def project(rows: Tensor, vector: Tensor) -> Tensor:
     """Σ_c rows[k, c] vector[c] for each row [count].
 
@@ -328,9 +349,46 @@ def project(rows: Tensor, vector: Tensor) -> Tensor:
     parts, out = rows.new_empty(programs, count), rows.new_empty(count)
     args = rows, vector, parts, size, count, rows.stride(0), span
     _launch(kernels.project, (programs, 1), args, SPAN, num_warps=8)
-    grid = -(-count // FEW), 1
-    _launch(kernels.add_up_parts, grid, (parts, out, programs, count), (PARTS, FEW))
+    _add_up_parts(parts, out)
     return out
+
+
+def sum_columns(x: Tensor, *, squares: bool, out: Tensor | None = None) -> Tensor:
+    """Σ x[r, c] over r, and with squares Σ x[r, c]² behind it: [columns], or twice that.
+
+    Args:
+        x: [rows, columns], without gaps.
+        squares: whether those are wanted.
+        out: for the result, without gaps; a new vector where not given.
+    """
+    rows, columns = x.shape
+    width = columns * (1 + squares)
+    out = x.new_empty(width) if out is None else out
+    deep, wide = STRIP
+    blocks = -(-columns // wide)
+    most = max(1, min(2 * _multiprocessors(x.get_device()) // blocks, PARTS))
+    span = -(-rows // most // deep) * deep
+    programs = -(-rows // span)
+    parts = out if programs == 1 else x.new_empty(programs, width)
+    args = x, parts, rows, columns, span
+    _launch(kernels.sum_columns, (blocks, programs), args, (squares, deep, wide))
+    if programs > 1:
+        _add_up_parts(parts, out)
+    return out
+
+
+def _add_up_parts(parts: Tensor, out: Tensor) -> None:
+    """out [count] = Σ parts [programs, count]."""
+    programs, count = parts.shape
+    most = 1 << (programs - 1).bit_length()
+    few = FEW * PARTS // most
+    args = parts, out, programs, count
+    _launch(kernels.add_up_parts, (-(-count // few), 1), args, (most, few))
+
+
+def move(source: Tensor, target: Tensor) -> None:
+    """Copy a few numbers; one of both is in the host's memory, and pinned."""
+    _launch(kernels.move, (1, 1), (source, target, source.numel()), (ROW,))
 
 
 def cross_entropy(x: Tensor, target: Tensor, bound: Tensor) -> Tensor:
@@ -366,7 +424,9 @@ def _launch(
     """
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     aligned = [tensor.data_ptr() % 16 == 0 for tensor in tensors]
-    kind = (kernel.__name__, tensors[0].get_device(), *constants, *options.values(), *aligned)
+    where = max(tensor.get_device() for tensor in tensors)  # one may be in the host's memory
+    dtype = tensors[0].dtype
+    kind = (kernel.__name__, where, dtype, *constants, *options.values(), *aligned)
     compiled = _compiled.get(kind)
     try:
         if compiled is None:

@@ -17,14 +17,14 @@ from triton.language.extra import libdevice
 TOP, INFINITE = tl.constexpr(14), tl.constexpr(0x7F800000)
 # Functions of a matrix x, and of a second one, y: of a derivative and the function's value, of two
 # factors, of logits and targets.
-NOTHING, SQUARE, SIGMOID, TANH, RELU, SIGMOID_BACKWARD, TANH_BACKWARD, RELU_BACKWARD = range(8)
-ENTROPY_BACKWARD = 8
+NOTHING, SIGMOID, TANH, RELU, SIGMOID_BACKWARD, TANH_BACKWARD, RELU_BACKWARD = range(7)
+ENTROPY_BACKWARD = 7
 # What is made of a product: nothing, a function with values up to one, or a multiple of it for each
 # number y of another matrix, first + second · y + third · y², or nothing where y is not positive;
 # perhaps with something added before. Each is a kernel, since one for all has too many registers.
-MULTIPLE, ADDED_MULTIPLE = 9, 10
-_NOTHING, _SQUARE = tl.constexpr(NOTHING), tl.constexpr(SQUARE)
-_SIGMOID, _TANH, _RELU = tl.constexpr(SIGMOID), tl.constexpr(TANH), tl.constexpr(RELU)
+MULTIPLE, ADDED_MULTIPLE = 8, 9
+_NOTHING, _SIGMOID = tl.constexpr(NOTHING), tl.constexpr(SIGMOID)
+_TANH, _RELU = tl.constexpr(TANH), tl.constexpr(RELU)
 _SIGMOID_BACKWARD = tl.constexpr(SIGMOID_BACKWARD)
 _TANH_BACKWARD, _RELU_BACKWARD = tl.constexpr(TANH_BACKWARD), tl.constexpr(RELU_BACKWARD)
 _MULTIPLE, _ADDED_MULTIPLE = tl.constexpr(MULTIPLE), tl.constexpr(ADDED_MULTIPLE)
@@ -118,9 +118,7 @@ def split(
     and its own is found.
     """
     top = _number(bound)
-    if KIND == _SQUARE:
-        top *= top
-    elif KIND == _ENTROPY_BACKWARD:
+    if KIND == _ENTROPY_BACKWARD:
         top = (1 + top) * _number(other_bound)
     scale = _scale(top)
     r = tl.program_id(0) * R + tl.arange(0, R)[:, None]
@@ -129,9 +127,7 @@ def split(
     inside = (r < rows) & (c < cols)
     v = tl.load(x + r * (stride * UNIT) + c, inside, 0.0)
     at = r * cols + c
-    if KIND == _SQUARE:
-        v = v * v
-    elif KIND == _SIGMOID:
+    if KIND == _SIGMOID:
         v = _sigmoid(v)
     elif KIND == _TANH:
         v = libdevice.tanh(v)
@@ -158,6 +154,43 @@ def split(
             tl.store(bound_of_function, _bits(top))
 
 
+@triton.jit(
+    do_not_specialize=["size"], do_not_specialize_on_alignment=["unscale", "bound", "new_unscale"]
+)
+def square(high, unscale, bound, squared, new_unscale, size, BLOCK: tl.constexpr):
+    """The first half of x² [size] out of that of x, whose bound is given."""
+    top = _number(bound)
+    scale = _scale(top * top)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(high + at, at < size, 0.0).to(tl.float32) * tl.load(unscale)
+    tl.store(squared + at, (x * x * scale).to(tl.float16), at < size)
+    if tl.program_id(0) == 0:
+        tl.store(new_unscale, 1 / scale)
+
+
+@triton.jit(
+    do_not_specialize=["rows", "columns", "span"], do_not_specialize_on_alignment=["x", "parts"]
+)
+def sum_columns(
+    x, parts, rows, columns, span, SQUARES: tl.constexpr, R: tl.constexpr, C: tl.constexpr
+):
+    """parts [programs, columns] = Σ x[r, c] over a span of rows each; and behind it Σ x[r, c]²."""
+    begin = tl.program_id(1) * span
+    end = tl.minimum(begin + span, rows)
+    r, c = tl.arange(0, R)[:, None], tl.program_id(0) * C + tl.arange(0, C)
+    total, squares = tl.zeros((R, C), tl.float32), tl.zeros((R, C), tl.float32)
+    for start in range(begin, end, R):
+        inside = (start + r < end) & (c[None, :] < columns)
+        numbers = tl.load(x + (start + r) * columns + c[None, :], inside, 0.0)
+        total += numbers
+        if SQUARES:
+            squares += numbers * numbers
+    place = tl.program_id(1) * (columns * (1 + SQUARES)) + c
+    tl.store(parts + place, tl.sum(total, 0), c < columns)
+    if SQUARES:
+        tl.store(parts + place + columns, tl.sum(squares, 0), c < columns)
+
+
 @triton.jit(do_not_specialize=["columns"], do_not_specialize_on_alignment=["out", "bound"])
 def cross_entropy(x, target, out, bound, columns, BLOCK: tl.constexpr):
     """out [rows] = Σ -target log σ(x) - (1 - target) log σ(-x) over each row; bound of targets."""
@@ -175,6 +208,38 @@ def cross_entropy(x, target, out, bound, columns, BLOCK: tl.constexpr):
         largest = tl.maximum(largest, tl.where(bits < INFINITE, bits, 0))
     tl.store(out + row, tl.sum(total, 0))
     tl.atomic_max(bound, tl.max(largest, 0), sem="relaxed")
+
+
+@triton.jit(
+    do_not_specialize=["size", "factor"],
+    do_not_specialize_on_alignment=["x", "scale", "other"],
+)
+def scale_and_add(x, scale, other, size, factor, BLOCK: tl.constexpr):
+    """x [size] = x · scale + factor · other."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    scaled = tl.load(x + at, inside, 0.0) * tl.load(scale)
+    tl.store(x + at, scaled + factor * tl.load(other + at, inside, 0.0), inside)
+
+
+@triton.jit(
+    do_not_specialize=["least"],
+    do_not_specialize_on_alignment=["squared", "before", "place", "scale"],
+)
+def scale_of_length(squared, before, place, scale, least):
+    """scale = 1 / √squared and place = squared; zero where that is not above least · before."""
+    number = tl.load(squared)
+    # Written so that NaN is no zero.
+    vanished = number <= least * tl.load(before)
+    tl.store(place, tl.where(vanished, 0.0, number))
+    tl.store(scale, tl.where(vanished, 0.0, 1 / tl.sqrt_rn(number)))
+
+
+@triton.jit(do_not_specialize=["size"])
+def move(source, target, size, BLOCK: tl.constexpr):
+    """target [size] = source; one of them in the host's memory."""
+    at = tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at, at < size), at < size)
 
 
 @triton.jit(do_not_specialize=["size", "count"], do_not_specialize_on_alignment=["parts", "out"])

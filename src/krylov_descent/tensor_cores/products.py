@@ -158,7 +158,6 @@ class TensorCoreProducts(TorchDispatchMode):
             self._ours |= {
                 aten.add.Tensor: self._add,
                 aten.mul.Tensor: self._mul,
-                aten.pow.Tensor_Scalar: self._pow,
             }
             for function, kind in FUNCTIONS.items():
                 self._ours[function] = partial(self._function, function, kind)
@@ -324,12 +323,6 @@ class TensorCoreProducts(TorchDispatchMode):
                 self._settled(x)
         return a, b
 
-    def _pow(self, x: Tensor, exponent: Any) -> Any:
-        if exponent == 2:
-            return self._function(aten.pow.Tensor_Scalar, kernels.SQUARE, x, exponent)
-        self._settled(x)
-        return aten.pow.Tensor_Scalar(x, exponent)
-
     def _function(self, function: Any, kind: int, *args: Any) -> Any:
         x = args[0]
         y: Tensor = args[1] if kind in BACKWARD else x
@@ -349,6 +342,51 @@ class TensorCoreProducts(TorchDispatchMode):
         made = halves.split(_rows_of(x), bound, kind, y, out, three=self._three)
         self._remember(_rows_of(out), halves=made, bound=made.bound)
         return out
+
+    # Sums over samples ----------------------------------------------------------------------
+
+    def sums_over_rows(self, x: Tensor, *, squares: bool, out: Tensor | None = None) -> Any:
+        """Σ x over rows [columns], and with squares their sum [columns] behind it; or None."""
+        if not (x.dim() == 2 and self._is_rows(x) and halves.fits(x)):
+            return None
+        self._settled(x)
+        return halves.sum_columns(x.detach(), squares=squares, out=out)
+
+    def product_of_squares(self, a: Tensor, b: Tensor) -> Tensor | None:
+        """(a²)ᵀ b² for a [m, outputs] and b [m, inputs], with the digits of tf32; or None."""
+        fits = all(x.dim() == 2 and self._is_rows(x) and halves.fits(x) for x in (a, b))
+        if SETTINGS.fp32_precision not in ("none", "tf32") or not fits:
+            return None
+        of_a, of_b = self._squared(a), self._squared(b)
+        return halves.product(Product(of_a, of_b, a_along=False, b_along=False, three=False))
+
+    def _squared(self, x: Tensor) -> Halves:
+        self._settled(x)
+        rows = x.detach()
+        return halves.square(self._halves_of(rows, three=False), self._found_bound_of(rows))
+
+    def scale_and_add(self, x: Tensor, scale: Tensor, other: Tensor, factor: float) -> bool:
+        """X · scale + factor · other in place of a long vector x [n]; False where it is none."""
+        long = LEAST_COLUMNS <= x.numel() <= halves.LARGEST
+        fits = all(self._is_ours(t) and t.is_contiguous() for t in (x, scale, other))
+        if not (long and fits and x.dim() == 1 and other.shape == x.shape and scale.numel() == 1):
+            return False
+        halves.scale_and_add(x, scale, other, factor)
+        self._forget(x)
+        return True
+
+    def scale_of_length(
+        self, squared: Tensor, least: float, before: Tensor, place: Tensor
+    ) -> Tensor | None:
+        """What makes a vector's length 1, given its square, as in `krylov`; or None."""
+        if not (self._is_ours(squared) and self._is_ours(before) and self._is_ours(place)):
+            return None
+        return halves.scale_of_length(squared, least, before, place)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy a few numbers to or from pinned memory."""
+        self._settled(source)
+        halves.move(source, target)
 
     # A loss ---------------------------------------------------------------------------------
 

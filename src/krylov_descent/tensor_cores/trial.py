@@ -71,6 +71,11 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
     rows = torch.zeros(2, halves.BLOCK, device=device)
     yield partial(halves.combine, rows, rows[0, :2])
     yield partial(halves.project, rows, rows[0])
+    yield partial(halves.scale_and_add, rows[0], rows[0, :1], rows[1], 0.0)
+    yield partial(halves.scale_of_length, rows[0, 0], 1.0, rows[0, 0], rows[1, :1])
+    for squares in (True, False):
+        yield partial(halves.sum_columns, rows, squares=squares)
+    yield partial(halves.square, _nothing((64, 64), device), bound)
     yield partial(halves.cross_entropy, rows, rows, bound)
 
 

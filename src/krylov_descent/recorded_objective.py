@@ -1,0 +1,201 @@
+"""f_C over a basis that is in the same place at every step, by recordings: c → f_C(θ + Vc).
+
+What a search on a GPU asks for, with little for the host to do: an evaluation is one launch, which
+fetches the coefficients from the host and brings value and projected gradient there, and so is the
+measurement of noise. They are made ready while the GPU is busy with the basis, and the evaluation
+with which every search begins, c = 0, is launched right behind that: it is the same whatever the
+basis turns out to be.
+"""
+
+from collections.abc import Callable
+from functools import cache, cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from krylov_descent.batches import Batch, Samples
+from krylov_descent.bfgs import Vector
+from krylov_descent.cuda_graphs import Part, Recording
+from krylov_descent.linear_layers import losses_and_gradients, side_by_side
+from krylov_descent.network import Network
+from krylov_descent.noise import NOISE_POINTS, ORDER, error_sums
+from krylov_descent.objective import Objective
+from krylov_descent.on_the_way import OnTheWay
+from krylov_descent.tensor_cores.transfers import brought, fetched
+
+# Names of recordings.
+EVALUATION, NOISE = "evaluation", "noise"
+
+
+def launched_objective(
+    objective: Objective, samples: Samples, theta: Tensor, slots: Tensor
+) -> "RecordedObjective | None":
+    """f_C, whose evaluation at θ is under way; None where it cannot be recorded.
+
+    Args:
+        objective: f.
+        samples: the set C.
+        theta: θ [n].
+        slots: V as rows [K + m, n], which the GPU may be busy with still.
+    """
+    batch, recordings = objective.single_batch(samples), objective.recordings
+    if batch is None:
+        return None
+    found = objective.network.loss.normaliser(batch.targets, batch.size)
+    # By a kernel, where it is a number: a copy would wait for all before it.
+    normaliser = (
+        found if isinstance(found, Tensor) else theta.new_full((), found, dtype=torch.float64)
+    )
+    evaluation = recordings.load(
+        EVALUATION, _evaluation(slots), batch, theta, normaliser, fixed=(slots,)
+    )
+    if evaluation is None:
+        return None
+    noise = recordings.beside(evaluation, NOISE, _error_sums(objective, slots), fixed=(slots,))
+    return RecordedObjective(evaluation, noise, batch.size, OnTheWay(normaliser))
+
+
+class RecordedObjective:
+    """f_C in coefficients of the rows of a basis, around θ; the evaluation at θ is launched.
+
+    Evaluating writes the point into the module's parameters and leaves it there.
+
+    Args:
+        evaluation: its recording, loaded with C and θ.
+        noise: the recording of what noise is told from; None where that is not possible.
+        samples: |C|.
+        normaliser: what the sum of their losses is divided by.
+
+    Attributes:
+        samples: |C|.
+    """
+
+    def __init__(
+        self, evaluation: Recording, noise: Recording | None, samples: int, normaliser: OnTheWay
+    ) -> None:
+        self.samples, self._arriving = samples, normaliser
+        self._evaluation, self._noise = evaluation, noise
+        self._coefficients, self._numbers = (tensor.numpy() for tensor in evaluation.result)
+        self._launch(np.zeros(0))
+
+    @cached_property
+    def normaliser(self) -> float:
+        """What the sum of the losses is divided by, which is waited for."""
+        return float(self._arriving.read())
+
+    def __call__(self, coefficients: Vector) -> tuple[float, Vector]:
+        """Value and Vᵀ∇f [K + m] at θ + Vc, given c [r] of the first r rows."""
+        self._launch(coefficients)
+        return self.read()
+
+    def read(self) -> tuple[float, Vector]:
+        """What was launched last, which is waited for; overwritten by the next evaluation."""
+        self._wait()
+        return float(self._numbers[0]), self._numbers[1:]
+
+    def error_sums(self, along: Vector, steps: list[float]) -> Tensor | None:
+        """Of the losses at points along Vc, c [r] of the first r rows; None where not recorded."""
+        if self._noise is None:
+            return None
+        numbers, sums = self._noise.result
+        coefficients, lengths = np.split(numbers.numpy(), [-NOISE_POINTS])
+        _write(along, coefficients)
+        _write(steps, lengths)
+        self._noise()
+        self._wait()
+        found: Tensor = sums
+        return found
+
+    def _launch(self, coefficients: Vector) -> None:
+        _write(coefficients, self._coefficients)
+        self._evaluation()
+
+    def _wait(self) -> None:
+        torch.cuda.current_stream(self._evaluation.given[0].device).synchronize()
+
+
+@np.errstate(over="ignore", invalid="ignore")  # what is not finite is found by the search
+def _write(numbers: Vector | list[float], place: Vector) -> None:
+    """Numbers, and zeros behind them, to where a recording fetches them."""
+    place[: len(numbers)] = numbers
+    place[len(numbers) :] = 0
+
+
+def _on_host(coming: int, going: int, dtype: torch.dtype) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Where so many numbers are fetched from, and results brought to.
+
+    Made when they are first asked for, before the recording, and held by it.
+    """
+    return cache(
+        lambda: (
+            torch.zeros(coming, dtype=dtype, pin_memory=True),
+            torch.zeros(going, dtype=torch.float64, pin_memory=True),
+        )
+    )
+
+
+def _evaluation(slots: Tensor) -> Part:
+    """An evaluation, for a recording; it gives where it has its numbers on the host."""
+    on_host = _on_host(len(slots), 1 + len(slots), slots.dtype)
+
+    def evaluate(
+        network: Network, batch: Batch, theta: Tensor, normaliser: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        # Copies are part of the recording: each would be a launch of its own.
+        coefficients, numbers = on_host()
+        parameters = network.parameters
+        point = torch.addmv(theta, slots.t(), fetched(coefficients, slots.device))
+        parameters.assign(point)
+        jobs: list[Callable[[], Any]] = [
+            partial(losses_and_gradients, network, batch),
+            parameters.decay_term,
+        ]
+        (losses, gradients), decay = side_by_side(jobs)
+        # In one dtype, and of whole vectors: other kernels take two to five times as long.
+        scale = normaliser.reciprocal().to(theta.dtype)
+        gradient = parameters.scale_and_add_decay(parameters.flatten(gradients), scale, point)
+        value = losses.sum(dtype=torch.float64) / normaliser + decay
+        found = torch.cat([value.unsqueeze(0), (slots @ gradient).double()])
+        brought(found, numbers)
+        return coefficients, numbers
+
+    return evaluate
+
+
+def _error_sums(objective: Objective, slots: Tensor) -> Part:
+    """Forward passes at points along a line, for a recording, and what noise is told from."""
+    on_host = _on_host(len(slots) + NOISE_POINTS, 1 + NOISE_POINTS - ORDER, slots.dtype)
+
+    def error_sums_at_points(
+        network: Network, batch: Batch, theta: Tensor, _: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        numbers, sums = on_host()
+        along, lengths = fetched(numbers, slots.device).split([len(slots), NOISE_POINTS])
+        direction = slots.t() @ along
+
+        def losses_at(length: Tensor) -> Tensor:
+            point = torch.addcmul(theta, direction, length)
+            return network.losses_at(point, batch).detach().double()
+
+        jobs = [partial(losses_at, length) for length in lengths]
+        apart = _may_be_side_by_side(objective, batch)
+        with objective.value_mode():
+            losses = side_by_side(jobs) if apart else [job() for job in jobs]
+        brought(error_sums(torch.stack(losses)), sums)
+        return numbers, sums
+
+    return error_sums_at_points
+
+
+def _may_be_side_by_side(objective: Objective, batch: Batch) -> bool:
+    """Whether the forward passes for the noise fit side by side, and write to nothing shared.
+
+    What one writes to a tensor that is no buffer, and reads again, is not seen. Then the noise
+    may be wrong, and nothing else.
+    """
+    modules = (objective.network.eager, objective.network.loss.module)
+    shared = any(True for m in modules if isinstance(m, nn.Module) for _ in m.buffers())
+    graphs = objective.findings.forward_differentiates
+    return not (shared or graphs) and objective.may_record(batch, times=NOISE_POINTS)
