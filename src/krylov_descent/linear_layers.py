@@ -155,13 +155,19 @@ class Reach:
         if self._parameters.device.type == "cpu" or under_way() is not None:
             vector = self._parameters.empty()
             places[:] = self._parameters.pieces(vector)
-        jobs, start = [], 0
+        jobs, of_biases, start = [], [], 0
         for layer in self._layers:
             own = cotangents[start : (start := start + len(layer.outputs))]
-            jobs.append(partial(layer.to_parameters, own, places))
-        for found in side_by_side(jobs):
-            for i, piece in found:
-                pieces[i] = piece
+            delta = layer.joined(own)
+            if delta is not None and layer.weight is not None:
+                place = places[layer.weight]
+                jobs.append((layer.weight, partial(layer.weight_gradient, delta, place)))
+            if delta is not None and layer.bias is not None:
+                place = places[layer.bias]
+                of_biases.append((layer.bias, partial(layer.bias_gradient, delta, place)))
+        jobs += of_biases  # the last, since they are short, and fit beside the others
+        for (i, _), piece in zip(jobs, side_by_side([job for _, job in jobs]), strict=True):
+            pieces[i] = piece
         for i, cotangent in zip(self._rest, cotangents[start:], strict=True):
             pieces[i] = _written(cotangent, places[i])
         if vector is None or any(piece is None for piece in pieces):
@@ -203,31 +209,26 @@ class _Factored:
         self._rows = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(module.weight.dtype)
         self._ones = ones(len(self._rows), dtype=self._rows.dtype)
 
-    def to_parameters(
-        self, deltas: Sequence[Tensor | None], places: Sequence[Tensor | None]
-    ) -> list[tuple[int, Tensor]]:
-        """(position, gradient) of weight and bias.
+    def joined(self, deltas: Sequence[Tensor | None]) -> Tensor | None:
+        """δ of all calls, in rows; None where nothing depends on any of them.
 
         Args:
-            deltas: δ of each call; None where nothing depends on it.
-            places: where the gradient of each parameter is to be written; None for anywhere.
+            deltas: of each call; None where nothing depends on it.
         """
         if all(delta is None for delta in deltas):
-            return []
+            return None
         rows = [
             (self._rows.new_zeros(shape) if delta is None else delta).reshape(-1, shape[-1])
             for (shape, _), delta in zip(self._kinds, deltas, strict=True)
         ]
-        delta = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(self._rows.dtype)
-        found = []
-        if self.bias is not None:
-            # The first, so that it runs beside the larger ones of other layers.
-            found.append((self.bias, self._sum_over_rows(delta, places[self.bias])))
-        if self.weight is not None:
-            found.append((self.weight, torch.mm(delta.t(), self._rows, out=places[self.weight])))
-        return found
+        return (rows[0] if len(rows) == 1 else torch.cat(rows)).to(self._rows.dtype)
 
-    def _sum_over_rows(self, delta: Tensor, place: Tensor | None) -> Tensor:
+    def weight_gradient(self, delta: Tensor, place: Tensor | None = None) -> Tensor:
+        """δᵀx, at a place where one is given."""
+        return torch.mm(delta.t(), self._rows, out=place)
+
+    def bias_gradient(self, delta: Tensor, place: Tensor | None = None) -> Tensor:
+        """Σ δ, likewise."""
         products = under_way()
         if products is not None:
             found: Tensor | None = products.sums_over_rows(delta, squares=False, out=place)
@@ -366,8 +367,12 @@ def trusted_layers(
         own = deltas[start : (start := start + len(layer.outputs))]
         if not layer.is_all_of(uses, own):
             continue
-        anywhere = [None] * len(position)
-        gradients = _Factored(layer, position, ones).to_parameters(own, anywhere)
+        factored = _Factored(layer, position, ones)
+        delta, gradients = factored.joined(own), []
+        if delta is not None and factored.weight is not None:
+            gradients.append((factored.weight, factored.weight_gradient(delta)))
+        if delta is not None and factored.bias is not None:
+            gradients.append((factored.bias, factored.bias_gradient(delta)))
         # A gradient of zero proves nothing.
         if gradients and all(_agrees(gradient, exact[i], tolerance) for i, gradient in gradients):
             found.add(names[id(layer.module)])

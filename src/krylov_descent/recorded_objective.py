@@ -19,10 +19,11 @@ from krylov_descent.batches import Batch, Samples
 from krylov_descent.bfgs import Vector
 from krylov_descent.cuda_graphs import Part, Recording
 from krylov_descent.linear_layers import losses_and_gradients, side_by_side
-from krylov_descent.network import Network
 from krylov_descent.noise import NOISE_POINTS, ORDER, error_sums
 from krylov_descent.objective import Objective
 from krylov_descent.on_the_way import OnTheWay
+from krylov_descent.recordings import Aliased
+from krylov_descent.tensor_cores.entry import under_way
 from krylov_descent.tensor_cores.transfers import brought, fetched
 
 # Names of recordings.
@@ -60,7 +61,7 @@ def launched_objective(
 class RecordedObjective:
     """f_C in coefficients of the rows of a basis, around θ; the evaluation at θ is launched.
 
-    Evaluating writes the point into the module's parameters and leaves it there.
+    Evaluating may write the point into the module's parameters, and leaves it there.
 
     Args:
         evaluation: its recording, loaded with C and θ.
@@ -141,27 +142,33 @@ def _evaluation(slots: Tensor) -> Part:
     on_host = _on_host(len(slots), 1 + len(slots), slots.dtype)
 
     def evaluate(
-        network: Network, batch: Batch, theta: Tensor, normaliser: Tensor
+        network: Aliased, batch: Batch, theta: Tensor, normaliser: Tensor
     ) -> tuple[Tensor, Tensor]:
         # Copies are part of the recording: each would be a launch of its own.
         coefficients, numbers = on_host()
         parameters = network.parameters
         point = torch.addmv(theta, slots.t(), fetched(coefficients, slots.device))
-        parameters.assign(point)
+        here = network if under_way() is None else network.at(point)
+        if here is network:  # torch's kernels want parameters that begin evenly
+            parameters.assign(point)
         jobs: list[Callable[[], Any]] = [
-            partial(losses_and_gradients, network, batch),
-            parameters.decay_term,
+            partial(losses_and_gradients, here, batch),
+            here.parameters.decay_term,
+            lambda: normaliser.reciprocal().to(theta.dtype),
         ]
-        (losses, gradients), decay = side_by_side(jobs)
+        (losses, gradients), decay, scale = side_by_side(jobs)
         # In one dtype, and of whole vectors: other kernels take two to five times as long.
-        scale = normaliser.reciprocal().to(theta.dtype)
         gradient = parameters.scale_and_add_decay(parameters.flatten(gradients), scale, point)
-        value = losses.sum(dtype=torch.float64) / normaliser + decay
-        found = torch.cat([value.unsqueeze(0), (slots @ gradient).double()])
-        brought(found, numbers)
+        mean = partial(_sum_over, losses, normaliser, decay)
+        value, projected = side_by_side([mean, partial(torch.mv, slots, gradient)])
+        brought(torch.cat([value.unsqueeze(0), projected.double()]), numbers)
         return coefficients, numbers
 
     return evaluate
+
+
+def _sum_over(losses: Tensor, normaliser: Tensor, decay: Tensor) -> Tensor:
+    return losses.sum(dtype=torch.float64) / normaliser + decay
 
 
 def _error_sums(objective: Objective, slots: Tensor) -> Part:
@@ -169,7 +176,7 @@ def _error_sums(objective: Objective, slots: Tensor) -> Part:
     on_host = _on_host(len(slots) + NOISE_POINTS, 1 + NOISE_POINTS - ORDER, slots.dtype)
 
     def error_sums_at_points(
-        network: Network, batch: Batch, theta: Tensor, _: Tensor
+        network: Aliased, batch: Batch, theta: Tensor, _: Tensor
     ) -> tuple[Tensor, Tensor]:
         numbers, sums = on_host()
         along, lengths = fetched(numbers, slots.device).split([len(slots), NOISE_POINTS])
@@ -177,7 +184,9 @@ def _error_sums(objective: Objective, slots: Tensor) -> Part:
 
         def losses_at(length: Tensor) -> Tensor:
             point = torch.addcmul(theta, direction, length)
-            return network.losses_at(point, batch).detach().double()
+            if under_way() is None:
+                return network.losses_at(point, batch).detach().double()
+            return network.at(point).sample_losses(batch, eager=True).detach().double()
 
         jobs = [partial(losses_at, length) for length in lengths]
         apart = _may_be_side_by_side(objective, batch)

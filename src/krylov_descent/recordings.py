@@ -268,7 +268,7 @@ class Recordings:
             try:
                 # What is recorded is what the current device does, whichever has the parameters.
                 with torch.cuda.device(self._network.parameters.device):
-                    recorded = record(_Aliased(self._network))
+                    recorded = record(Aliased(self._network))
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as problem:
@@ -330,18 +330,27 @@ class _Known:
             yield from module.buffers(recurse=False)
 
 
-class _Aliased(Network):
+class Aliased(Network):
     """The network on aliases of its parameters: the same numbers, a place of their own in autograd.
 
     Autograd ties a parameter to the stream it was first used on, and holds on to that while any
     graph that uses it lives; a recording is made on a stream of its own.
+
+    Args:
+        network: the network itself.
+        point: other numbers [n] in place of its parameters'.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, point: Tensor | None = None) -> None:
         vars(self).update(vars(network))
-        self._original = network
-        aliases = [p.detach().requires_grad_() for p in network.parameters.tensors]
-        self.parameters = FlatParameters(aliases, network.parameters.weight_decay)
+        self._original, parameters = network, network.parameters
+        tensors = parameters.tensors if point is None else parameters.pieces(point)
+        aliases = [tensor.detach().requires_grad_() for tensor in tensors]
+        self.parameters = FlatParameters(aliases, parameters.weight_decay)
+
+    def at(self, point: Tensor) -> "Aliased":
+        """The same at another point [n], which the parameters know nothing of."""
+        return Aliased(self._original, point)
 
     @property
     def original(self) -> Network:
