@@ -432,6 +432,15 @@ def test_a_product_that_waits_is_there_for_all_that_look(products: Any) -> None:
     assert error(other_name, exact) < EXACT
     assert error((a @ b).mul_(2), 2 * exact) < EXACT
     assert error(torch.cat([a @ b, a @ b]), torch.cat([exact, exact])) < EXACT
+    bias = drawn(80, seed=2)
+    shifted, before = torch.addmm(bias, a, b), bias.clone()
+    bias.zero_()
+    assert error(shifted, exact + before.double()) < EXACT
+    known = a @ b
+    assert error(known, exact) < EXACT
+    together, other = known + a @ b, known.clone()
+    known.zero_()
+    assert error(together, exact + other.double()) < EXACT
     twice = a @ b
     assert error(twice + twice, 2 * exact) < EXACT
     assert error(twice * twice, exact**2) < EXACT

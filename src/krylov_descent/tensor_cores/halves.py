@@ -6,39 +6,25 @@ products, which together take a third of the time of one in float32. The first o
 digits of tf32, in less time.
 """
 
-import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from krylov_descent.messages import first_line
 from krylov_descent.tensor_cores import kernels
+from krylov_descent.tensor_cores.launching import SHORT, launch, multiprocessors, or_else
 
 # Tiles of the result, how much of the sum at a time, warps, stages of the pipeline.
 SMALL, WIDE, LARGE = (64, 64, 64, 4, 3), (64, 128, 64, 4, 3), (128, 128, 64, 8, 3)
 # Rows and columns of halves are filled up with zeros to multiples of this.
 EVEN = 16
-# What is gone through number by number is so in blocks of this many of them; short ones where each
-# number of the result is made of several.
-BLOCK, SHORT = 2048, 512
-# Rows and columns of a basis that are multiplied with a vector at a time.
-SPAN = (8, 1024)
-# Rows and columns of a matrix whose rows are summed up at a time.
-STRIP = (32, 128)
-# The most parts that these are done in, and how many sums of so many are made at a time.
-PARTS, FEW = 512, 8
-# So many numbers of a row are summed up side by side.
-ROW = 1024
+# What is gone through number by number is so in blocks of this many of them.
+BLOCK = 2048
 # Columns of a block, where a matrix has no more of them.
 NARROW = 64
 
 # Kernels count in int32, and blocks of columns in 16 bits.
 LARGEST, MOST_COLUMNS = 1 << 28, 1 << 20
-
-_compiled: dict[tuple[Any, ...], Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +108,7 @@ def find_bound(x: Tensor, bound: Tensor) -> None:
     rows, columns = x.shape
     unit, grid, sizes = _blocks(x, rows, columns)
     args = (x, bound, rows, columns // unit, x.stride(0) // unit)
-    _launch(kernels.find_bound, grid, args, (unit, *sizes))
+    launch(kernels.find_bound, grid, args, (unit, *sizes))
 
 
 def split(
@@ -168,7 +154,7 @@ def split(
         padded,
         int(three),
     )
-    _launch(kernels.split, grid, args, (kind, unit, *sizes))
+    launch(kernels.split, grid, args, (kind, unit, *sizes))
     return found
 
 
@@ -176,7 +162,7 @@ def square(x: Halves, bound: Tensor) -> Halves:
     """The squares of a matrix, with the digits of its first half, and one half of their own."""
     found = _empty_halves(x.unscale, x.rows, x.columns, False, None)
     args = x.high, x.unscale, bound, found.high, found.unscale, x.high.numel()
-    _launch(kernels.square, (-(-x.high.numel() // BLOCK), 1), args, (BLOCK,))
+    launch(kernels.square, (-(-x.high.numel() // BLOCK), 1), args, (BLOCK,))
     return found
 
 
@@ -196,7 +182,7 @@ def product(what: Product, *, bound: Tensor | None = None, out: Tensor | None = 
     _multiply(what, kernels.NOTHING, parts, shape, shares, bound=bound)
     if shares > 1:
         size = out.numel()
-        _launch(kernels.add_up, (-(-size // SHORT), 1), (parts, out, size, shares), (SHORT,))
+        launch(kernels.add_up, (-(-size // SHORT), 1), (parts, out, size, shares), (SHORT,))
     return out
 
 
@@ -246,14 +232,14 @@ def _multiply(
         *_pointers(b),
         a.unscale,
         b.unscale,
-        _or(a.bound, any_bound),
-        _or(b.bound, any_bound),
-        _or(what.bias, out),
-        _or(what.added, a.unscale),
-        _or(what.bound_added, any_bound),
-        _or(of.y, a.unscale),
-        _or(of.bound_y, any_bound),
-        _or(bound, any_bound),
+        or_else(a.bound, any_bound),
+        or_else(b.bound, any_bound),
+        or_else(what.bias, out),
+        or_else(what.added, a.unscale),
+        or_else(what.bound_added, any_bound),
+        or_else(of.y, a.unscale),
+        or_else(of.bound_y, any_bound),
+        or_else(bound, any_bound),
         out,
         a.unscale if found is None else out,
         *_pointers(found or a),
@@ -274,7 +260,7 @@ def _multiply(
     )
     grid = -(-m // rows) * -(-n // columns), shares
     constants = kind, unit, what.a_along, what.b_along, what.three, rows, columns, depth
-    _launch(kernels.product, grid, args, constants, num_warps=warps, num_stages=stages)
+    launch(kernels.product, grid, args, constants, num_warps=warps, num_stages=stages)
 
 
 def _empty_halves(
@@ -288,155 +274,7 @@ def _empty_halves(
 
 
 def _pointers(halves: Halves) -> tuple[Tensor, Tensor]:
-    return halves.high, _or(halves.low, halves.high)
-
-
-def _or(given: Tensor | None, other: Tensor) -> Tensor:
-    """For an argument that a kernel does not look at: any of its kind."""
-    return other if given is None else given
-
-
-def combine(
-    rows: Tensor, coefficients: Tensor, start: Tensor | None = None, sign: int = 1
-) -> Tensor:
-    """Σ_k coefficients[k] rows[k, :], a vector [n]; or the start and that.
-
-    Args:
-        rows: [count, n], which may have gaps between them.
-        coefficients: [count].
-        start: [n].
-        sign: of the sum, where it is added to the start.
-    """
-    out = rows.new_empty(rows.shape[1])
-    return add_combination(rows, coefficients, start, sign, out)
-
-
-def add_combination(
-    rows: Tensor, coefficients: Tensor, start: Tensor | None, sign: int, out: Tensor
-) -> Tensor:
-    """The same, written to a place, which may be the start."""
-    count, size = rows.shape
-    used = 0 if start is None else sign
-    args = rows, coefficients, _or(start, out), out, size, count, rows.stride(0), used
-    _launch(kernels.combine, (-(-size // SHORT), 1), args, (SHORT,))
-    return out
-
-
-def scale_and_add(x: Tensor, scale: Tensor, other: Tensor, factor: float) -> None:
-    """x · scale + factor · other in place of x [n], for a scale on the GPU."""
-    args = x, scale, other, x.numel(), factor
-    _launch(kernels.scale_and_add, (-(-x.numel() // SHORT), 1), args, (SHORT,))
-
-
-def scale_of_length(squared: Tensor, least: float, before: Tensor, place: Tensor) -> Tensor:
-    """1 / √squared, and the square at its place; zero where it is not above least · before."""
-    scale = torch.empty_like(squared)
-    _launch(kernels.scale_of_length, (1, 1), (squared, before, place, scale, least), ())
-    return scale
-
-
-def project(rows: Tensor, vector: Tensor) -> Tensor:
-    """Σ_c rows[k, c] vector[c] for each row [count].
-
-    Args:
-        rows: [count, n], which may have gaps between them.
-        vector: [n].
-    """
-    count, size = rows.shape
-    programs = min(2 * _multiprocessors(rows.get_device()), PARTS)
-    span = -(-size // programs // SPAN[1]) * SPAN[1]
-    programs = -(-size // span)
-    parts, out = rows.new_empty(programs, count), rows.new_empty(count)
-    args = rows, vector, parts, size, count, rows.stride(0), span
-    _launch(kernels.project, (programs, 1), args, SPAN, num_warps=8)
-    _add_up_parts(parts, out)
-    return out
-
-
-def sum_columns(x: Tensor, *, squares: bool, out: Tensor | None = None) -> Tensor:
-    """Σ x[r, c] over r, and with squares Σ x[r, c]² behind it: [columns], or twice that.
-
-    Args:
-        x: [rows, columns], without gaps.
-        squares: whether those are wanted.
-        out: for the result, without gaps; a new vector where not given.
-    """
-    rows, columns = x.shape
-    width = columns * (1 + squares)
-    out = x.new_empty(width) if out is None else out
-    deep, wide = STRIP
-    blocks = -(-columns // wide)
-    most = max(1, min(2 * _multiprocessors(x.get_device()) // blocks, PARTS))
-    span = -(-rows // most // deep) * deep
-    programs = -(-rows // span)
-    parts = out if programs == 1 else x.new_empty(programs, width)
-    args = x, parts, rows, columns, span
-    _launch(kernels.sum_columns, (blocks, programs), args, (squares, deep, wide))
-    if programs > 1:
-        _add_up_parts(parts, out)
-    return out
-
-
-def _add_up_parts(parts: Tensor, out: Tensor) -> None:
-    """out [count] = Σ parts [programs, count]."""
-    programs, count = parts.shape
-    most = 1 << (programs - 1).bit_length()
-    few = FEW * PARTS // most
-    args = parts, out, programs, count
-    _launch(kernels.add_up_parts, (-(-count // few), 1), args, (most, few))
-
-
-def move(source: Tensor, target: Tensor) -> None:
-    """Copy a few numbers; one of both is in the host's memory, and pinned."""
-    _launch(kernels.move, (1, 1), (source, target, source.numel()), (ROW,))
-
-
-def cross_entropy(x: Tensor, target: Tensor, bound: Tensor) -> Tensor:
-    """Of each row [rows, columns], between the sigmoid and a target; both without gaps.
-
-    Args:
-        x: before the sigmoid.
-        target: like it.
-        bound: to be raised to that of the targets [1].
-    """
-    rows, columns = x.shape
-    out = x.new_empty(rows)
-    _launch(kernels.cross_entropy, (rows, 1), (x, target, out, bound, columns), (ROW,))
-    return out
-
-
-def _launch(
-    kernel: Any,
-    grid: tuple[int, int],
-    args: Sequence[Any],
-    constants: Sequence[Any],
-    **options: Any,
-) -> None:
-    """Launch a kernel; by Triton's way for the first of its kind, and a shorter one for the others.
-
-    Args:
-        kernel: one of `kernels`.
-        grid: blocks along both axes.
-        args: of the kernel. Where they are numbers that Triton may know to be multiples of 16, they
-            always are.
-        constants: those in capitals, which come last.
-        options: that go with the constants.
-    """
-    tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    aligned = [tensor.data_ptr() % 16 == 0 for tensor in tensors]
-    where = max(tensor.get_device() for tensor in tensors)  # one may be in the host's memory
-    dtype = tensors[0].dtype
-    kind = (kernel.__name__, where, dtype, *constants, *options.values(), *aligned)
-    compiled = _compiled.get(kind)
-    try:
-        if compiled is None:
-            _compiled[kind] = kernel[grid](*args, *constants, **options)
-        else:
-            compiled[(*grid, 1)](*args, *constants)
-    except RuntimeError:
-        raise
-    except Exception as problem:  # Triton's own are none of torch's
-        raise RuntimeError(f"a kernel of Triton failed: {first_line(problem)}") from problem
+    return halves.high, or_else(halves.low, halves.high)
 
 
 def fits(rows: Tensor) -> bool:
@@ -486,9 +324,4 @@ def _shape(
 
 
 def _places(what: Product) -> int:
-    return _multiprocessors(what.a.high.get_device())
-
-
-@functools.cache
-def _multiprocessors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return multiprocessors(what.a.high.get_device())

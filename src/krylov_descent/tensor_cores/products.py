@@ -13,9 +13,9 @@ made first (`settle`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +23,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from krylov_descent.precision import SETTINGS, forward_precision
-from krylov_descent.tensor_cores import halves, kernels
+from krylov_descent.tensor_cores import halves, kernels, vectors
 from krylov_descent.tensor_cores.halves import Function, Halves, Product
+from krylov_descent.tensor_cores.knowledge import Knowledge, memory_of
 
 aten = torch.ops.aten
 PLAIN = {Tensor, torch.nn.Parameter}
@@ -37,8 +38,6 @@ LEAST_NUMBERS = 1 << 12
 # A combination of so many rows at most, each of so many numbers at least, is one of a basis.
 MOST_ROWS, LEAST_COLUMNS = 256, 1 << 16
 BOUNDS = 1 << 14
-# Of so many pieces of memory something is known before those that are gone are looked for.
-FEWEST_MEMORIES = 32
 
 MULTIPLYING = {
     aten.mm.default,
@@ -66,38 +65,6 @@ OF_PRODUCTS = {
     kernels.TANH_BACKWARD: Function(kernels.MULTIPLE, multiple=(1.0, 0.0, -1.0)),
     kernels.RELU_BACKWARD: Function(kernels.MULTIPLE, multiple=(1.0, 0.0, 0.0), if_positive=True),
 }
-
-Key = tuple[int, int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """Something that is known of a matrix.
-
-    Attributes:
-        what: its halves, or its bound.
-        stream: on which that was found.
-        found: there, after it.
-    """
-
-    what: Any
-    stream: torch.cuda.Stream
-    found: torch.cuda.Event
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """What is known of the matrices in a piece of memory, as long as it lives and does not change.
-
-    Attributes:
-        storage: the piece; while this is held, no other one has its number.
-        halves: of a matrix, by where it lies.
-        bound: likewise.
-    """
-
-    storage: StorageWeakRef
-    halves: dict[Key, _Known] = field(default_factory=dict)
-    bound: dict[Key, _Known] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -136,15 +103,14 @@ class TensorCoreProducts(TorchDispatchMode):
         sparing: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._device, self._before, self.sparing = device, before, sparing
+        self._device, self.sparing = device, sparing
         # All at once: a recording sets them back to zero with a kernel before everything else. The
         # first stays zero, and the second is one.
         self._room = torch.zeros(BOUNDS, dtype=torch.int32, device=device)
         self._zero, self._one, self._used = self._room[:1], self._room[1:2], 2
         self._one.view(torch.float32).fill_(1)
-        self._memories: dict[int, _Memory] = {}
-        self._most_memories = FEWEST_MEMORIES
-        self._changed: dict[int, StorageWeakRef] = {}  # since what was recorded before
+        earlier: Knowledge | None = None if before is None else before._known
+        self._known: Knowledge = Knowledge(device, earlier)
         self._waiting: dict[int, _Waiting] = {}
         self._ours: dict[Any, Callable[..., Any]] = {
             aten.mm.default: self._mm,
@@ -180,16 +146,18 @@ class TensorCoreProducts(TorchDispatchMode):
         if set(types) - PLAIN:  # tensors of other classes, of whose memory nothing is known
             self.settle(used_too=True)
             if func._schema.is_mutable:
-                self._memories.clear()
-                self._before = None
+                self._known.clear()
             return func(*args, **given)
-        if self._waiting and not func.is_view and func not in self._may_wait:
-            for tensor in _tensors_in((args, given)):
-                self._settled(tensor)
+        changed = list(_written(func._schema, args, given)) if func._schema.is_mutable else ()
+        if self._waiting:
+            if changed:
+                self._settle_readers_of({memory_of(tensor) for tensor in changed})
+            if not func.is_view and func not in self._may_wait:
+                for tensor in _tensors_in((args, given)):
+                    self._settled(tensor)
         found = self._ours.get(func, func)(*args, **given)
-        if func._schema.is_mutable:
-            for tensor in _written(func._schema, args, given):
-                self._forget(tensor)
+        for tensor in changed:
+            self._known.forget(tensor)
         return found
 
     def prepare(self, matrices: Sequence[Tensor]) -> list[Callable[[], Any]]:
@@ -210,12 +178,23 @@ class TensorCoreProducts(TorchDispatchMode):
             if waiting.storage.expired():
                 del self._waiting[number]
             elif used_too or not waiting.used:
-                storage = torch.UntypedStorage._new_with_weak_ptr(waiting.storage.cdata)
-                self._settled(torch.empty(0, device=self._device).set_(storage))
+                self._settle(waiting)
+
+    def _settle(self, waiting: _Waiting) -> None:
+        storage = torch.UntypedStorage._new_with_weak_ptr(waiting.storage.cdata)
+        self._settled(torch.empty(0, device=self._device).set_(storage))
+
+    def _settle_readers_of(self, memories: set[int | None]) -> None:
+        """Make those that wait and have something else to read from memory that is to change."""
+        for waiting in list(self._waiting.values()):
+            others = (waiting.product.bias, waiting.product.added)
+            reads = any(x is not None and memory_of(x) in memories for x in others)
+            if reads and not waiting.storage.expired():
+                self._settle(waiting)
 
     def _settled(self, x: Tensor) -> None:
         """Make the product that is to be in this memory, if there is one."""
-        number = _number(x)
+        number = memory_of(x)
         waiting = None if number is None else self._waiting.pop(number, None)
         if waiting is None:
             return
@@ -224,7 +203,7 @@ class TensorCoreProducts(TorchDispatchMode):
         out = x.detach().as_strided((m, n), (n, 1), 0)
         if product.added is None:
             halves.product(product, bound=bound, out=out)
-            self._remember(out, bound=bound)
+            self._known.remember(out, bound=bound)
         else:
             torch.add(halves.product(replace(product, added=None)), product.added, out=out)
 
@@ -241,7 +220,7 @@ class TensorCoreProducts(TorchDispatchMode):
 
     def _waits(self, x: Any) -> _Waiting | None:
         """What waits to be written to a matrix, all of it."""
-        number = _number(x) if isinstance(x, Tensor) else None
+        number = memory_of(x) if isinstance(x, Tensor) else None
         waiting = None if number is None else self._waiting.get(number)
         if waiting is None or x.shape != waiting.product.sizes[:2] or not x.is_contiguous():
             return None
@@ -257,7 +236,7 @@ class TensorCoreProducts(TorchDispatchMode):
         m, n, _ = product.sizes
         out = torch.empty(m, n, device=self._device)
         found = halves.function_of_product(product, function, out, None if in_one else bound)
-        self._remember(out, halves=replace(found, bound=bound), bound=bound)
+        self._known.remember(out, halves=replace(found, bound=bound), bound=bound)
         return out
 
     # Operations -----------------------------------------------------------------------------
@@ -278,21 +257,21 @@ class TensorCoreProducts(TorchDispatchMode):
 
     def _mv(self, a: Tensor, x: Tensor) -> Any:
         if self._is_combination(a, x):
-            return halves.combine(a.t(), x)
+            return vectors.combine(a.t(), x)
         fits = self._is_ours(x) and x.shape == a.shape[1:] and x.is_contiguous()
         if fits and self._are_long_rows(a):
-            return halves.project(a, x)
+            return vectors.project(a, x)
         return aten.mv.default(a, x)
 
     def _addmv(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
         if not factors and self._may_join(y, a, x):
-            return halves.combine(a.t(), x, y)
+            return vectors.combine(a.t(), x, y)
         return aten.addmv.default(y, a, x, **factors)
 
     def _addmv_(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
         sign = factors.get("alpha", 1)
         if set(factors) <= {"alpha"} and sign in (1, -1) and self._may_join(y, a, x):
-            return halves.add_combination(a.t(), x, y, int(sign), y)
+            return vectors.add_combination(a.t(), x, y, int(sign), y)
         return aten.addmv_.default(y, a, x, **factors)
 
     def _add(self, a: Any, b: Any, **factors: Any) -> Any:
@@ -340,7 +319,7 @@ class TensorCoreProducts(TorchDispatchMode):
             return function(*args)
         out = torch.empty_like(x)
         made = halves.split(_rows_of(x), bound, kind, y, out, three=self._three)
-        self._remember(_rows_of(out), halves=made, bound=made.bound)
+        self._known.remember(_rows_of(out), halves=made, bound=made.bound)
         return out
 
     # Sums over samples ----------------------------------------------------------------------
@@ -350,7 +329,7 @@ class TensorCoreProducts(TorchDispatchMode):
         if not (x.dim() == 2 and self._is_rows(x) and halves.fits(x)):
             return None
         self._settled(x)
-        return halves.sum_columns(x.detach(), squares=squares, out=out)
+        return vectors.sum_columns(x.detach(), squares=squares, out=out)
 
     def product_of_squares(self, a: Tensor, b: Tensor) -> Tensor | None:
         """(a²)ᵀ b² for a [m, outputs] and b [m, inputs], with the digits of tf32; or None."""
@@ -371,8 +350,8 @@ class TensorCoreProducts(TorchDispatchMode):
         fits = all(self._is_ours(t) and t.is_contiguous() for t in (x, scale, other))
         if not (long and fits and x.dim() == 1 and other.shape == x.shape and scale.numel() == 1):
             return False
-        halves.scale_and_add(x, scale, other, factor)
-        self._forget(x)
+        vectors.scale_and_add(x, scale, other, factor)
+        self._known.forget(x)
         return True
 
     def scale_of_length(
@@ -381,12 +360,12 @@ class TensorCoreProducts(TorchDispatchMode):
         """What makes a vector's length 1, given its square, as in `krylov`; or None."""
         if not (self._is_ours(squared) and self._is_ours(before) and self._is_ours(place)):
             return None
-        return halves.scale_of_length(squared, least, before, place)
+        return vectors.scale_of_length(squared, least, before, place)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy a few numbers to or from pinned memory."""
         self._settled(source)
-        halves.move(source, target)
+        vectors.move(source, target)
 
     # A loss ---------------------------------------------------------------------------------
 
@@ -408,8 +387,8 @@ class TensorCoreProducts(TorchDispatchMode):
         self._both_settled(x, target)
         target = target.detach()
         bound = self._some_bound()
-        found = halves.cross_entropy(_rows_of(x.detach()), _rows_of(target), bound)
-        self._remember(_rows_of(target), bound=bound)
+        found = vectors.cross_entropy(_rows_of(x.detach()), _rows_of(target), bound)
+        self._known.remember(_rows_of(target), bound=bound)
         return found
 
     def cross_entropy_backward(self, x: Tensor, target: Tensor, factors: Tensor) -> Tensor:
@@ -428,7 +407,7 @@ class TensorCoreProducts(TorchDispatchMode):
             three=self._three,
             factors=(factors, largest),
         )
-        self._remember(_rows_of(out), halves=made, bound=made.bound)
+        self._known.remember(_rows_of(out), halves=made, bound=made.bound)
         return out
 
     # Products -------------------------------------------------------------------------------
@@ -465,18 +444,18 @@ class TensorCoreProducts(TorchDispatchMode):
         return bool(SETTINGS.fp32_precision == "none")
 
     def _halves_of(self, rows: Tensor, three: bool) -> Halves:
-        found: Halves | None = self._recall(rows, "halves")
+        found: Halves | None = self._known.recall(rows, "halves")
         if found is None or (three and found.low is None):
             found = halves.split(rows, self._found_bound_of(rows), three=three)
-            self._remember(rows, halves=found)
+            self._known.remember(rows, halves=found)
         return found
 
     def _found_bound_of(self, rows: Tensor) -> Tensor:
-        bound: Tensor | None = self._recall(rows, "bound")
+        bound: Tensor | None = self._known.recall(rows, "bound")
         if bound is None:
             bound = self._some_bound()
             halves.find_bound(rows, bound)
-            self._remember(rows, bound=bound)
+            self._known.remember(rows, bound=bound)
         return bound
 
     def _new_bound(self) -> Tensor | None:
@@ -493,7 +472,7 @@ class TensorCoreProducts(TorchDispatchMode):
     def _bound_of(self, x: Any) -> Tensor | None:
         found: Tensor | None = None
         if isinstance(x, Tensor) and self._is_rows(x):
-            found = self._recall(_rows_of(x), "bound")
+            found = self._known.recall(_rows_of(x), "bound")
         return found
 
     # What is what ---------------------------------------------------------------------------
@@ -523,67 +502,9 @@ class TensorCoreProducts(TorchDispatchMode):
         fits = self._is_ours(y) and y.shape == a.shape[:1] and y.is_contiguous()
         return fits and self._is_combination(a, x)
 
-    # What is known ----------------------------------------------------------------------------
-
-    def _remember(
-        self, rows: Tensor, *, halves: Halves | None = None, bound: Tensor | None = None
-    ) -> None:
-        storage = rows.untyped_storage()
-        memory = self._memories.get(storage._cdata)
-        if memory is None:
-            memory = self._memories[storage._cdata] = _Memory(StorageWeakRef(storage))
-            if len(self._memories) > self._most_memories:
-                self._let_go()
-        stream = torch.cuda.current_stream(self._device)
-        if halves is not None:
-            memory.halves[_key(rows)] = _Known(halves, stream, stream.record_event())
-        if bound is not None:
-            memory.bound[_key(rows)] = _Known(bound, stream, stream.record_event())
-
-    def _recall(self, rows: Tensor, what: Literal["halves", "bound"]) -> Any:
-        number = rows.untyped_storage()._cdata
-        memory = self._memories.get(number)
-        known = None if memory is None else getattr(memory, what).get(_key(rows))
-        if known is not None:
-            stream = torch.cuda.current_stream(self._device)
-            if stream != known.stream:
-                stream.wait_event(known.found)
-            return known.what
-        if self._before is None or number in self._changed:
-            return None
-        # Of what was found before there is nothing to wait for: it is replayed as a whole.
-        earlier = self._before._memories.get(number)
-        known = None if earlier is None else getattr(earlier, what).get(_key(rows))
-        return None if known is None else known.what
-
-    def _forget(self, changed: Tensor) -> None:
-        """What was known of whatever shares its memory."""
-        if changed.layout is not torch.strided:
-            return
-        storage = changed.untyped_storage()
-        self._memories.pop(storage._cdata, None)
-        if self._before is not None:
-            self._changed[storage._cdata] = StorageWeakRef(storage)
-
-    def _let_go(self) -> None:
-        """Of what is known of memory that is gone."""
-        gone = [number for number, memory in self._memories.items() if memory.storage.expired()]
-        for number in gone:
-            del self._memories[number]
-        self._most_memories = max(FEWEST_MEMORIES, 2 * len(self._memories))
-
 
 def _rows_of(x: Tensor) -> Tensor:
     return x.view(-1, x.shape[-1])
-
-
-def _key(rows: Tensor) -> Key:
-    return rows.data_ptr(), rows.shape[0], rows.shape[1], rows.stride(0)
-
-
-def _number(x: Tensor) -> int | None:
-    """Of its memory."""
-    return x.untyped_storage()._cdata if x.layout is torch.strided else None
 
 
 def _tensors_in(given: Any) -> Iterator[Tensor]:

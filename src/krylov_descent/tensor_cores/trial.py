@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from krylov_descent.tensor_cores import halves, kernels
+from krylov_descent.tensor_cores import halves, kernels, vectors
 from krylov_descent.tensor_cores.halves import Function, Halves, Product
 
 # Of a product of 100 numbers, with the digits of float32 and of tf32.
@@ -69,14 +69,14 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
         yield partial(halves.find_bound, piece, bound)
         yield partial(halves.split, piece, bound)
     rows = torch.zeros(2, halves.BLOCK, device=device)
-    yield partial(halves.combine, rows, rows[0, :2])
-    yield partial(halves.project, rows, rows[0])
-    yield partial(halves.scale_and_add, rows[0], rows[0, :1], rows[1], 0.0)
-    yield partial(halves.scale_of_length, rows[0, 0], 1.0, rows[0, 0], rows[1, :1])
+    yield partial(vectors.combine, rows, rows[0, :2])
+    yield partial(vectors.project, rows, rows[0])
+    yield partial(vectors.scale_and_add, rows[0], rows[0, :1], rows[1], 0.0)
+    yield partial(vectors.scale_of_length, rows[0, 0], 1.0, rows[0, 0], rows[1, :1])
     for squares in (True, False):
-        yield partial(halves.sum_columns, rows, squares=squares)
+        yield partial(vectors.sum_columns, rows, squares=squares)
     yield partial(halves.square, _nothing((64, 64), device), bound)
-    yield partial(halves.cross_entropy, rows, rows, bound)
+    yield partial(vectors.cross_entropy, rows, rows, bound)
 
 
 def _nothing(shape: tuple[int, ...], device: torch.device) -> Halves:
