@@ -48,15 +48,13 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
     for three, shapes in SHAPES.items():
         for shape, along in itertools.product(shapes, LAYOUTS):
             a, b = (_nothing(shape if k else shape[::-1], device) for k in along)
-            product, kinds = Product(a, b, *along, three), FUNCTIONS.get(along, ())
+            product = Product(a, b, *along, three)
             yield partial(halves.product, product)
-            zeros = torch.zeros(product.sizes[:2] if kinds else (1, 1), device=device)
-            bound = zeros.view(-1)[:1].view(torch.int32)
-            for kind in kinds:
-                function = Function(min(kind, kernels.MULTIPLE), zeros, bound)
-                added = kind == kernels.ADDED_MULTIPLE
-                what = replace(product, added=zeros, bound_added=bound) if added else product
-                yield partial(halves.function_of_product, what, function, torch.empty_like(zeros))
+            for kind in FUNCTIONS.get(along, ()):
+                yield partial(_make, product, kind)
+                if kind >= kernels.MULTIPLE:
+                    # With a column less, where several numbers cannot be read at once.
+                    yield partial(_make, replace(product, b=_less_a_column(b, along[1])), kind)
     bound = torch.zeros(1, dtype=torch.int32, device=device)
     for columns in (4 * halves.NARROW, 4 * halves.NARROW - 1, halves.NARROW):
         x = torch.ones(64, columns, device=device)
@@ -73,10 +71,26 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
     yield partial(vectors.project, rows, rows[0])
     yield partial(vectors.scale_and_add, rows[0], rows[0, :1], rows[1], 0.0)
     yield partial(vectors.scale_of_length, rows[0, 0], 1.0, rows[0, 0], rows[1, :1])
-    for squares in (True, False):
-        yield partial(vectors.sum_columns, rows, squares=squares)
+    for squares, samples in itertools.product((True, False), (2, 100 * halves.BLOCK)):
+        x = torch.zeros(samples, 2, device=device)
+        yield partial(vectors.sum_columns, x, squares=squares)
     yield partial(halves.square, _nothing((64, 64), device), bound)
     yield partial(vectors.cross_entropy, rows, rows, bound)
+
+
+def _less_a_column(b: Halves, along: bool) -> Halves:
+    """Of the product, that is; which is a row of b where its rows are along the sum."""
+    return replace(b, rows=b.rows - 1) if along else replace(b, columns=b.columns - 1)
+
+
+def _make(product: Product, kind: int) -> None:
+    """A function of a product of zeros."""
+    zeros = torch.zeros(product.sizes[:2], device=product.a.high.device)
+    bound = zeros.view(-1)[:1].view(torch.int32)
+    if kind == kernels.ADDED_MULTIPLE:
+        product = replace(product, added=zeros, bound_added=bound)
+    function = Function(min(kind, kernels.MULTIPLE), zeros, bound)
+    halves.function_of_product(product, function, torch.empty_like(zeros))
 
 
 def _nothing(shape: tuple[int, ...], device: torch.device) -> Halves:

@@ -11,7 +11,7 @@ SPAN = (8, 1024)
 # Rows and columns of a matrix whose rows are summed up at a time.
 STRIP = (32, 128)
 # The most parts that these are done in, and how many sums of so many are made at a time.
-PARTS, FEW = 512, 8
+PARTS, FEWER_PARTS, FEW = 512, 64, 8
 # So many numbers of a row are summed up side by side.
 ROW = 1024
 
@@ -100,8 +100,8 @@ def sum_columns(x: Tensor, *, squares: bool, out: Tensor | None = None) -> Tenso
 def _add_up_parts(parts: Tensor, out: Tensor) -> None:
     """out [count] = Σ parts [programs, count]."""
     programs, count = parts.shape
-    most = 1 << (programs - 1).bit_length()
-    few = FEW * PARTS // most
+    # Two kinds are compiled, and no more.
+    most, few = (FEWER_PARTS, PARTS // FEW) if programs <= FEWER_PARTS else (PARTS, FEW)
     args = parts, out, programs, count
     launch(kernels.add_up_parts, (-(-count // few), 1), args, (most, few))
 
