@@ -13,6 +13,7 @@ from krylov_descent.linear_layers import side_by_side
 from krylov_descent.network import Network
 from krylov_descent.precision import SETTINGS
 from krylov_descent.tensor_cores import entry
+from krylov_descent.tensor_cores.cross_entropy import sample_cross_entropy
 from krylov_descent.tensor_cores.transfers import brought, fetched
 
 CUDA = torch.device("cuda", 0)
@@ -298,6 +299,31 @@ def test_what_a_stack_is(model: nn.Module, is_one: bool) -> None:
     assert Network(model, nn.MSELoss(), None, None).is_stack is is_one
     derived = Network(model, nn.MSELoss(), lambda model, x: 2 * model(x), None)
     assert not derived.is_stack
+
+
+@pytest.mark.gpu
+def test_a_cross_entropy_has_both_derivatives(products: Any) -> None:
+    z, target = drawn(200, 60).requires_grad_(), drawn(200, 60, seed=1).sigmoid()
+    weights, direction = drawn(200, seed=2), drawn(200, 60, seed=3)
+
+    def found(z: Tensor, losses: Tensor | None, *, twice: bool) -> list[Tensor]:
+        assert losses is not None
+        total = (losses * weights.to(z.dtype)).sum()
+        (first,) = torch.autograd.grad(total, z, create_graph=twice)
+        if not twice:
+            return [losses, first]
+        along = (first * direction.to(z.dtype)).sum()
+        return [losses, first, *torch.autograd.grad(along, z)]
+
+    exact_z = z.detach().double().requires_grad_()
+    elements = nn.functional.binary_cross_entropy_with_logits(
+        exact_z, target.double(), reduction="none"
+    )
+    exact = found(exact_z, elements.sum(1), twice=True)
+    for twice in (False, True):
+        mine = found(z, sample_cross_entropy(z, target), twice=twice)
+        for result, right in zip(mine, exact, strict=False):
+            assert error(result, right) < EXACT
 
 
 @pytest.mark.gpu
