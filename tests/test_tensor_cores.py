@@ -302,6 +302,50 @@ def test_what_a_stack_is(model: nn.Module, is_one: bool) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("needs_tensor_cores")
+def test_a_mode_that_fails_at_its_end_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    halves = pytest.importorskip("krylov_descent.tensor_cores.halves")
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no memory")
+
+    def multiply(kept: list[Tensor]) -> None:
+        a = torch.ones(100, 90, device=CUDA)
+        with entry.tensor_core_products(CUDA):
+            kept.append(a @ a.t())
+            monkeypatch.setattr(halves, "product", fails)
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        multiply([])
+    assert entry.under_way() is None
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("needs_tensor_cores")
+def test_a_product_with_a_use_already_is_ready_for_all_jobs() -> None:
+    """What comes back to a layer beside a sigmoid is read by its weight and by its bias."""
+    a, b, y = (torch.rand(3000, 1000, device=CUDA, dtype=torch.float32) for _ in range(3))
+    weight = torch.rand(1000, 1000, device=CUDA) - 0.5
+    graph, results = torch.cuda.CUDAGraph(), []
+
+    def work() -> list[Tensor]:
+        back = (a - 0.5) @ weight
+        torch.ops.aten.sigmoid_backward(back, y)
+        return side_by_side([lambda: back.t() @ b, lambda: back.sum(0), lambda: back * 1.0])
+
+    with entry.tensor_core_products(CUDA):
+        work()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph), entry.tensor_core_products(CUDA):
+        results = work()
+    graph.replay()
+    torch.cuda.synchronize()
+    exact = (a.double() - 0.5) @ weight.double()
+    for found, right in zip(results, (exact.t() @ b.double(), exact.sum(0), exact), strict=True):
+        assert error(found, right) < 20 * EXACT
+
+
+@pytest.mark.gpu
 def test_a_cross_entropy_has_both_derivatives(products: Any) -> None:
     z, target = drawn(200, 60).requires_grad_(), drawn(200, 60, seed=1).sigmoid()
     weights, direction = drawn(200, seed=2), drawn(200, 60, seed=3)
@@ -342,9 +386,10 @@ def test_sums_over_rows(products: Any, shape: tuple[int, int]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("needs_tensor_cores")
-def test_numbers_come_from_the_host_and_go_there_with_each_replay() -> None:
-    given = torch.zeros(5, pin_memory=True)
-    found = torch.zeros(5, dtype=torch.float64, pin_memory=True)
+@pytest.mark.parametrize("count", [5, 1500])
+def test_numbers_come_from_the_host_and_go_there_with_each_replay(count: int) -> None:
+    given = torch.zeros(count, pin_memory=True)
+    found = torch.zeros(count, dtype=torch.float64, pin_memory=True)
     graph = torch.cuda.CUDAGraph()
     with entry.tensor_core_products(CUDA):  # kernels are compiled out of a recording
         brought((2 * fetched(given, CUDA)).double(), found)
@@ -354,7 +399,7 @@ def test_numbers_come_from_the_host_and_go_there_with_each_replay() -> None:
         given.fill_(number)
         graph.replay()
         torch.cuda.synchronize()
-        assert found.tolist() == 5 * [2 * number]
+        assert found.tolist() == count * [2 * number]
 
 
 @pytest.mark.gpu
@@ -467,6 +512,12 @@ def test_a_product_that_waits_is_there_for_all_that_look(products: Any) -> None:
     together, other = known + a @ b, known.clone()
     known.zero_()
     assert error(together, exact + other.double()) < EXACT
+    part, whole = (a @ b).chunk(2)[0], a[:100] @ b
+    assert error(whole * part, exact[:100] ** 2) < EXACT
+    learned = drawn(200, 90).requires_grad_()
+    product = learned @ b
+    together = product + product.sigmoid()
+    assert error(together * 2, 2 * (exact + exact.sigmoid())) < EXACT
     twice = a @ b
     assert error(twice + twice, 2 * exact) < EXACT
     assert error(twice * twice, exact**2) < EXACT

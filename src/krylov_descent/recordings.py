@@ -146,6 +146,12 @@ class Recordings:
         """Whether there is a recording of this name, be it for other samples."""
         return name in self._held
 
+    def finish(self) -> None:
+        """Wait for what was launched and not read: it writes to the host's memory, while it may."""
+        device = self._network.parameters.device
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+
     def hold(self, batch: Batch) -> bool:
         """Whether they are what the network does; if they are not, they are forgotten.
 

@@ -375,6 +375,7 @@ class _Step:
         finally:
             if taken is None:
                 self.objective.parameters.assign(theta)
+                recordings.finish()
         if best is None:
             return account.refused(Status.NOT_FINITE, "the loss or its gradient on C is not finite")
         if taken is None:

@@ -82,6 +82,21 @@ class _Waiting:
     used: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A product that something was made of before it was asked for itself.
+
+    Attributes:
+        storage: its memory.
+        stream: on which it was made at last; others have to wait for that.
+        done: there, after it.
+    """
+
+    storage: StorageWeakRef
+    stream: torch.cuda.Stream
+    done: torch.cuda.Event
+
+
 class TensorCoreProducts(TorchDispatchMode):
     """For a while, products of float32 matrices on this device are made of products in fp16.
 
@@ -112,6 +127,7 @@ class TensorCoreProducts(TorchDispatchMode):
         earlier: Knowledge | None = None if before is None else before._known
         self._known: Knowledge = Knowledge(device, earlier)
         self._waiting: dict[int, _Waiting] = {}
+        self._made: dict[int, _Made] = {}
         self._ours: dict[Any, Callable[..., Any]] = {
             aten.mm.default: self._mm,
             aten.mm.out: self._mm_out,
@@ -134,9 +150,11 @@ class TensorCoreProducts(TorchDispatchMode):
         return False  # to keep the compiler out of this it would be loaded, which takes a second
 
     def __exit__(self, kind: Any, problem: Any, trace: Any) -> None:
-        if problem is None:
-            self.settle(used_too=True)
-        super().__exit__(kind, problem, trace)  # type: ignore[no-untyped-call]
+        try:
+            if problem is None:
+                self.settle(used_too=True)
+        finally:
+            super().__exit__(kind, problem, trace)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -149,7 +167,7 @@ class TensorCoreProducts(TorchDispatchMode):
                 self._known.clear()
             return func(*args, **given)
         changed = list(_written(func._schema, args, given)) if func._schema.is_mutable else ()
-        if self._waiting:
+        if self._waiting or self._made:
             if changed:
                 self._settle_readers_of({memory_of(tensor) for tensor in changed})
             if not func.is_view and func not in self._may_wait:
@@ -182,7 +200,8 @@ class TensorCoreProducts(TorchDispatchMode):
 
     def _settle(self, waiting: _Waiting) -> None:
         storage = torch.UntypedStorage._new_with_weak_ptr(waiting.storage.cdata)
-        self._settled(torch.empty(0, device=self._device).set_(storage))
+        empty = torch.empty(0, dtype=torch.float32, device=self._device)
+        self._settled(empty.set_(storage))
 
     def _settle_readers_of(self, memories: set[int | None]) -> None:
         """Make those that wait and have something else to read from memory that is to change."""
@@ -195,8 +214,11 @@ class TensorCoreProducts(TorchDispatchMode):
     def _settled(self, x: Tensor) -> None:
         """Make the product that is to be in this memory, if there is one."""
         number = memory_of(x)
-        waiting = None if number is None else self._waiting.pop(number, None)
+        if number is None:
+            return
+        waiting = self._waiting.pop(number, None)
         if waiting is None:
+            self._wait_for(number)
             return
         product, bound = waiting.product, self._new_bound()
         m, n, _ = product.sizes
@@ -205,11 +227,23 @@ class TensorCoreProducts(TorchDispatchMode):
             halves.product(product, bound=bound, out=out)
             self._known.remember(out, bound=bound)
         else:
-            torch.add(halves.product(replace(product, added=None)), product.added, out=out)
+            alone = halves.product(replace(product, added=None))
+            torch.add(alone, product.added.detach(), out=out)
+        if waiting.used:
+            stream = torch.cuda.current_stream(self._device)
+            self._made[number] = _Made(waiting.storage, stream, stream.record_event())
+
+    def _wait_for(self, number: int) -> None:
+        """Let this stream wait for a product that another one made."""
+        made = self._made.get(number)
+        if made is not None:
+            stream = torch.cuda.current_stream(self._device)
+            if stream != made.stream:
+                stream.wait_event(made.done)
 
     def _wait(self, product: Product) -> Tensor:
         m, n, _ = product.sizes
-        out = torch.empty(m, n, device=self._device)
+        out = torch.empty(m, n, dtype=torch.float32, device=self._device)
         storage = out.untyped_storage()
         # With those whose memory is gone their halves are let go.
         gone = [k for k, waiting in self._waiting.items() if waiting.storage.expired()]
@@ -234,7 +268,7 @@ class TensorCoreProducts(TorchDispatchMode):
             return None
         waiting.used = True
         m, n, _ = product.sizes
-        out = torch.empty(m, n, device=self._device)
+        out = torch.empty(m, n, dtype=torch.float32, device=self._device)
         found = halves.function_of_product(product, function, out, None if in_one else bound)
         self._known.remember(out, halves=replace(found, bound=bound), bound=bound)
         return out
@@ -289,6 +323,7 @@ class TensorCoreProducts(TorchDispatchMode):
             waiting = self._waits(one)
             if waiting is None or not isinstance(other, Tensor) or self._waits(other) is not None:
                 continue
+            self._settled(other)  # which may be a part of what waits
             if waiting.product.bounded and self._is_rows(other) and other.shape == one.shape:
                 bound = self._found_bound_of(_rows_of(other))
                 found = self._function_of(waiting, Function(kernels.MULTIPLE, other, bound))
@@ -307,7 +342,9 @@ class TensorCoreProducts(TorchDispatchMode):
         y: Tensor = args[1] if kind in BACKWARD else x
         fits = self._is_rows(y) and y.shape == x.shape and args[2:] in ((), (0,))  # of relu: from 0
         waiting = self._waits(x)
-        if waiting is not None and fits and kind in OF_PRODUCTS and (y is x or not self._waits(y)):
+        if waiting is not None and fits and kind in OF_PRODUCTS:
+            if y is not x:
+                self._settled(y)
             found = self._function_of(waiting, replace(OF_PRODUCTS[kind], y=y, bound_y=self._one))
             if found is not None:
                 return found

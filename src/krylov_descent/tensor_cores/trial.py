@@ -57,22 +57,22 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
                     yield partial(_make, replace(product, b=_less_a_column(b, along[1])), kind)
     bound = torch.zeros(1, dtype=torch.int32, device=device)
     for columns in (4 * halves.NARROW, 4 * halves.NARROW - 1, halves.NARROW):
-        x = torch.ones(64, columns, device=device)
+        x = torch.ones(64, columns, dtype=torch.float32, device=device)
         yield partial(halves.find_bound, x, bound)
         for kind in KINDS:
             given = bound, kind, x, torch.empty_like(x)
             yield partial(halves.split, x, *given, factors=(x[:, 0], bound))
         # A piece of a vector, which begins anywhere.
-        piece = torch.ones(1 + x.numel(), device=device)[1:].view_as(x)
+        piece = x.new_ones(1 + x.numel())[1:].view_as(x)
         yield partial(halves.find_bound, piece, bound)
         yield partial(halves.split, piece, bound)
-    rows = torch.zeros(2, halves.BLOCK, device=device)
+    rows = torch.zeros(2, halves.BLOCK, dtype=torch.float32, device=device)
     yield partial(vectors.combine, rows, rows[0, :2])
     yield partial(vectors.project, rows, rows[0])
     yield partial(vectors.scale_and_add, rows[0], rows[0, :1], rows[1], 0.0)
     yield partial(vectors.scale_of_length, rows[0, 0], 1.0, rows[0, 0], rows[1, :1])
     for squares, samples in itertools.product((True, False), (2, 100 * halves.BLOCK)):
-        x = torch.zeros(samples, 2, device=device)
+        x = rows.new_zeros(samples, 2)
         yield partial(vectors.sum_columns, x, squares=squares)
     yield partial(halves.square, _nothing((64, 64), device), bound)
     yield partial(vectors.cross_entropy, rows, rows, bound)
@@ -85,7 +85,7 @@ def _less_a_column(b: Halves, along: bool) -> Halves:
 
 def _make(product: Product, kind: int) -> None:
     """A function of a product of zeros."""
-    zeros = torch.zeros(product.sizes[:2], device=product.a.high.device)
+    zeros = product.a.unscale.new_zeros(product.sizes[:2])
     bound = zeros.view(-1)[:1].view(torch.int32)
     if kind == kernels.ADDED_MULTIPLE:
         product = replace(product, added=zeros, bound_added=bound)
@@ -95,11 +95,15 @@ def _make(product: Product, kind: int) -> None:
 
 def _nothing(shape: tuple[int, ...], device: torch.device) -> Halves:
     zeros = torch.zeros(shape, dtype=torch.half, device=device)
-    return Halves(shape[0], shape[1], zeros, zeros, torch.ones(1, device=device), None)
+    return Halves(
+        shape[0], shape[1], zeros, zeros, torch.ones(1, dtype=torch.float32, device=device), None
+    )
 
 
 def _check(device: torch.device) -> None:
-    a, b = torch.linspace(-2, 3, 200 * 100, device=device).sin().view(2, 100, 100)
+    a, b = (
+        torch.linspace(-2, 3, 200 * 100, dtype=torch.float32, device=device).sin().view(2, 100, 100)
+    )
 
     def split(x: Tensor) -> Halves:
         bound = torch.zeros(1, dtype=torch.int32, device=device)

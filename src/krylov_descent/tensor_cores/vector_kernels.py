@@ -77,7 +77,7 @@ def scale_of_length(squared, before, place, scale, least):
 @triton.jit(do_not_specialize=["size"])
 def move(source, target, size, BLOCK: tl.constexpr):
     """target [size] = source; one of them in the host's memory."""
-    at = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(target + at, tl.load(source + at, at < size), at < size)
 
 
