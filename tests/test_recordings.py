@@ -20,7 +20,7 @@ from krylov_descent.on_the_way import OnTheWay
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import Status
 from krylov_descent.subsets import draw
-from krylov_descent.subspace import LaunchedSubspace, Subspace
+from krylov_descent.subspace import LaunchedSubspace
 from krylov_descent.sums import Evaluation, Sums
 
 pytestmark = pytest.mark.gpu
@@ -276,46 +276,38 @@ def towards_numbers(count: int = 200) -> tuple[Tensor, Tensor]:
 AHEAD = [KSD, partial(KSD, preconditioner="identity"), with_factors(after=0)]
 
 
-def test_the_basis_is_launched_before_the_gradient_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def third_step(
+    monkeypatch: pytest.MonkeyPatch, noted: dict[str, tuple[type, str]]
+) -> tuple[KSD, list[str]]:
+    """In which order the methods of these classes are called, each by a word of its own."""
     order: list[str] = []
-    replay, read = Recording.__call__, OnTheWay.read
 
-    def noted_replay(recording: Recording) -> Any:
-        order.append("launched")
-        return replay(recording)
+    def noting(word: str, method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def called(of: Any) -> Any:
+            order.append(word)
+            return method(of)
 
-    def noted_read(numbers: OnTheWay) -> Any:
-        order.append("read")
-        return read(numbers)
+        return called
 
-    monkeypatch.setattr(Recording, "__call__", noted_replay)
-    monkeypatch.setattr(OnTheWay, "read", noted_read)
+    for word, (kind, name) in noted.items():
+        monkeypatch.setattr(kind, name, noting(word, getattr(kind, name)))
     optimizer = KSD(small_net(torch.float64), nn.MSELoss())
     for _ in range(3):
         order.clear()
         optimizer.step(towards_numbers())
+    return optimizer, order
+
+
+def test_the_basis_is_launched_before_the_gradient_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = {"launched": (Recording, "__call__"), "read": (OnTheWay, "read")}
+    _, order = third_step(monkeypatch, noted)
     # Gradient, pulse, basis; whether they hold, f and ‖g‖. What follows is the search.
     assert order[:6] == ["launched"] * 3 + ["read"] * 3
 
 
 def test_the_search_begins_before_the_basis_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    replay, there = Recording.__call__, LaunchedSubspace.there
-
-    def noted_replay(recording: Recording) -> Any:
-        order.append("launched")
-        return replay(recording)
-
-    def noted_there(subspace: LaunchedSubspace) -> Subspace:
-        order.append("there")
-        return there(subspace)
-
-    monkeypatch.setattr(Recording, "__call__", noted_replay)
-    monkeypatch.setattr(LaunchedSubspace, "there", noted_there)
-    optimizer = KSD(small_net(torch.float64), nn.MSELoss())
-    for _ in range(3):
-        order.clear()
-        optimizer.step(towards_numbers())
+    noted = {"launched": (Recording, "__call__"), "there": (LaunchedSubspace, "there")}
+    optimizer, order = third_step(monkeypatch, noted)
     # Gradient, pulse, basis and the evaluation at θ; noise and further evaluations.
     assert order[:5] == ["launched"] * 4 + ["there"]
     assert set(order[5:]) == {"launched"}

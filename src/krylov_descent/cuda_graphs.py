@@ -194,7 +194,7 @@ def _captured(
 ) -> tuple[torch.cuda.CUDAGraph, Result, Any]:
     """What `torch.cuda.graph` does, but for giving back all memory that is not in use.
 
-    That takes a fifth of a second, and as long again to have it back.
+    That took a fifth of a second, as long as to record a small part.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(side):

@@ -159,7 +159,7 @@ def _evaluation(slots: Tensor) -> Part:
         (losses, gradients), decay, scale = side_by_side(jobs)
         # In one dtype, and of whole vectors: other kernels take two to five times as long.
         gradient = parameters.scale_and_add_decay(parameters.flatten(gradients), scale, point)
-        mean = partial(_sum_over, losses, normaliser, decay)
+        mean = partial(_mean, losses, normaliser, decay)
         value, projected = side_by_side([mean, partial(torch.mv, slots, gradient)])
         brought(torch.cat([value.unsqueeze(0), projected.double()]), numbers)
         return coefficients, numbers
@@ -167,7 +167,7 @@ def _evaluation(slots: Tensor) -> Part:
     return evaluate
 
 
-def _sum_over(losses: Tensor, normaliser: Tensor, decay: Tensor) -> Tensor:
+def _mean(losses: Tensor, normaliser: Tensor, decay: Tensor) -> Tensor:
     return losses.sum(dtype=torch.float64) / normaliser + decay
 
 

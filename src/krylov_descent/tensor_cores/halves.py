@@ -199,7 +199,7 @@ def function_of_product(
     """
     m, n, k = what.sizes
     shape, _ = _shape(m, n, k, three=what.three, places=_places(what))
-    if not what.three:
+    if not what.three:  # more registers than a product alone, so smaller tiles are faster
         shape = WIDE if shape == LARGE else SMALL
     found = _empty_halves(out, m, n, what.three, bound)
     kind = function.kind

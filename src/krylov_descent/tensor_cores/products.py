@@ -371,7 +371,7 @@ class TensorCoreProducts(TorchDispatchMode):
     def product_of_squares(self, a: Tensor, b: Tensor) -> Tensor | None:
         """(a²)ᵀ b² for a [m, outputs] and b [m, inputs], with the digits of tf32; or None."""
         fits = all(x.dim() == 2 and self._is_rows(x) and halves.fits(x) for x in (a, b))
-        if SETTINGS.fp32_precision not in ("none", "tf32") or not fits:
+        if SETTINGS.fp32_precision not in ("none", "tf32") or not fits or len(a) > LONGEST_SUM:
             return None
         of_a, of_b = self._squared(a), self._squared(b)
         return halves.product(Product(of_a, of_b, a_along=False, b_along=False, three=False))
@@ -416,7 +416,7 @@ class TensorCoreProducts(TorchDispatchMode):
             and x.shape == target.shape
             and not target.requires_grad
             and not torch._C._are_functorch_transforms_active()
-            and halves.fits(_rows_of(x))
+            and halves.fits(x)
         )
 
     def cross_entropy(self, x: Tensor, target: Tensor) -> Tensor:
@@ -424,8 +424,8 @@ class TensorCoreProducts(TorchDispatchMode):
         self._both_settled(x, target)
         target = target.detach()
         bound = self._some_bound()
-        found = vectors.cross_entropy(_rows_of(x.detach()), _rows_of(target), bound)
-        self._known.remember(_rows_of(target), bound=bound)
+        found = vectors.cross_entropy(x.detach(), target, bound)
+        self._known.remember(target, bound=bound)
         return found
 
     def cross_entropy_backward(self, x: Tensor, target: Tensor, factors: Tensor) -> Tensor:
@@ -433,10 +433,10 @@ class TensorCoreProducts(TorchDispatchMode):
         self._both_settled(x, factors)
         x, target, out = x.detach(), target.detach(), torch.empty_like(x)
         factors = factors.detach().contiguous()
-        bound, largest = self._found_bound_of(_rows_of(target)), self._some_bound()
+        bound, largest = self._found_bound_of(target), self._some_bound()
         halves.find_bound(factors.unsqueeze(0), largest)
         made = halves.split(
-            _rows_of(x),
+            x,
             bound,
             kernels.ENTROPY_BACKWARD,
             target,
@@ -444,7 +444,7 @@ class TensorCoreProducts(TorchDispatchMode):
             three=self._three,
             factors=(factors, largest),
         )
-        self._known.remember(_rows_of(out), halves=made, bound=made.bound)
+        self._known.remember(out, halves=made, bound=made.bound)
         return out
 
     # Products -------------------------------------------------------------------------------
