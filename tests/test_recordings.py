@@ -14,7 +14,6 @@ from krylov_descent import KSD, LBFGS, HessianFree, KroneckerFactors, NonlinearC
 from krylov_descent.batches import Batch
 from krylov_descent.cuda_graphs import Recording
 from krylov_descent.curvature import Curvature, CurvatureKind
-from krylov_descent.linear_layers import BRANCHES, side_by_side
 from krylov_descent.network import Network
 from krylov_descent.on_the_way import OnTheWay
 from krylov_descent.optimizers.base import DataOptimizer
@@ -37,22 +36,6 @@ def samples(count: int = 64, dtype: torch.dtype = torch.float32) -> tuple[Tensor
     inputs = torch.randn(count, 6, generator=generator).to("cuda", dtype)
     targets = torch.randint(0, 3, (count,), generator=generator).cuda()
     return inputs, targets
-
-
-def test_jobs_side_by_side_do_not_get_into_each_others_way() -> None:
-    x = torch.ones(1000, 1000, device="cuda")
-
-    def job(i: int) -> Tensor:
-        return (i * x) @ x
-
-    jobs = [partial(job, i) for i in range(BRANCHES + 3)]
-    side_by_side(jobs)  # libraries set themselves up
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = side_by_side(jobs)
-    graph.replay()
-    for i, result in enumerate(results):
-        assert torch.equal(result, torch.full_like(x, 1000.0 * i))
 
 
 @pytest.mark.parametrize("kind", ["gauss-newton", "hessian", "fisher"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD
-from krylov_descent.linear_layers import side_by_side
+from krylov_descent.branches import side_by_side
 from krylov_descent.network import Network
 from krylov_descent.precision import SETTINGS
 from krylov_descent.tensor_cores import entry

@@ -31,7 +31,7 @@ from krylov_descent.layer_moments import (
     sums_of,
     trusted_places,
 )
-from krylov_descent.linear_layers import side_by_side
+from krylov_descent.branches import side_by_side
 from krylov_descent.network import Network
 from krylov_descent.objective import Objective
 from krylov_descent.output_root import Form, form_of

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.batches import Batch
+from krylov_descent.branches import side_by_side
 from krylov_descent.double_backward import floating
-from krylov_descent.linear_layers import LinearLayer, recorded_linear_layers, side_by_side
+from krylov_descent.linear_layers import LinearLayer, recorded_linear_layers
 from krylov_descent.network import Network
 from krylov_descent.output_root import Form, root_times_signs
 

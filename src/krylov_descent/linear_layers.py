@@ -15,7 +15,6 @@ only a little, is not, nor is one in a forward pass that itself differentiates.
 """
 
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,14 +28,13 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
 from krylov_descent.batches import Batch
+from krylov_descent.branches import side_by_side
 from krylov_descent.network import Network, require_graph
 from krylov_descent.parameters import Pieces
 from krylov_descent.tensor_cores.entry import under_way
 
 # Of δᵀx: under autocast and in tf32 autograd's own gradient is rounded to few digits.
 FINE_TOLERANCE, COARSE_TOLERANCE = 1e-3, 3e-2
-BRANCHES = 16
-_taken: set[torch.cuda.Stream] = set()  # by jobs that have jobs side by side themselves
 
 Result = TypeVar("Result")
 
@@ -263,50 +261,6 @@ def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _written(cotangent: Tensor | None, place: Tensor | None) -> Tensor | None:
     """The cotangent, at its place where there is one."""
     return cotangent if cotangent is None or place is None else place.copy_(cotangent)
-
-
-def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Run independent jobs; where they are recorded as a CUDA graph, on parallel branches of it.
-
-    The products of one layer rarely fill a GPU.
-    """
-    products = under_way()
-    if products is not None:
-        products.settle()  # what all jobs may read
-        jobs = [partial(_settled, products, job) for job in jobs]
-    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-        return [job() for job in jobs]
-    current = torch.cuda.current_stream()
-    free = [branch for branch in _branches(torch.cuda.current_device()) if branch not in _taken]
-    mine, here = free[: len(jobs)], current.record_event()
-    _taken.update(mine)
-    branches = mine or [current]
-    results = []
-    try:
-        for branch in branches:
-            branch.wait_event(here)
-        # Set by hand: a context for each job would take as long as the job.
-        for job, branch in zip(jobs, itertools.cycle(branches), strict=False):
-            torch.cuda.set_stream(branch)
-            results.append(job())
-    finally:
-        torch.cuda.set_stream(current)
-        _taken.difference_update(mine)
-    for branch in branches:
-        current.wait_stream(branch)
-    return results
-
-
-def _settled(products: Any, job: Callable[[], Result]) -> Result:
-    """Of a job, with all that it computes made on its own branch."""
-    result = job()
-    products.settle()
-    return result
-
-
-@functools.cache
-def _branches(device: int) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(device) for _ in range(BRANCHES)]
 
 
 def trust_tolerance(epsilon: float) -> float:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from krylov_descent.batches import Batch, Samples
 from krylov_descent.bfgs import Vector
 from krylov_descent.cuda_graphs import Part, Recording
-from krylov_descent.linear_layers import losses_and_gradients, side_by_side
+from krylov_descent.branches import side_by_side
+from krylov_descent.linear_layers import losses_and_gradients
 from krylov_descent.noise import NOISE_POINTS, ORDER, error_sums
 from krylov_descent.objective import Objective
 from krylov_descent.on_the_way import OnTheWay

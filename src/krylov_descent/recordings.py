@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from krylov_descent.batches import Batch, Tree, tensors_in
 from krylov_descent.cuda_graphs import Part, RecordedProduct, Recording
 from krylov_descent.forward_mode import BatchProduct
-from krylov_descent.linear_layers import side_by_side
+from krylov_descent.branches import side_by_side
 from krylov_descent.messages import first_line
 from krylov_descent.network import Network
 from krylov_descent.on_the_way import OnTheWay
