@@ -1,7 +1,7 @@
 """A function as a CUDA graph: a part of a step, or a product, recorded once and replayed.
 
 What is recorded has copies of the tensors it is given, its own or another recording's, and reads
-parameters in place.
+parameters in place. What repeats in it may be recorded by itself and inserted (`Inserted`).
 """
 
 import functools
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from krylov_descent.batches import Batch, tensors_in
 from krylov_descent.forward_mode import BatchProduct
+from krylov_descent.insertions import insert
 from krylov_descent.network import Network
 from krylov_descent.tensor_cores.entry import tensor_core_products
 
@@ -38,6 +39,8 @@ class Recording:
         batch: of samples; the part's own, or another recording's.
         given: other tensors, likewise.
         rehearsal: the part, or a short form of it.
+        inserted: what makes the `Inserted` of the part, called as that is, and given to it; None
+            where it has none.
 
     Attributes:
         batch: as given.
@@ -53,9 +56,14 @@ class Recording:
         batch: Batch,
         given: tuple[Tensor, ...],
         rehearsal: Part,
+        inserted: Part | None = None,
     ) -> None:
         self.batch, self.given = batch, given
-        whole, short = (partial(form, network, batch, *given) for form in (part, rehearsal))
+        # Held, for the memory that they read and write.
+        self._inserted = {} if inserted is None else {"inserted": inserted(network, batch, *given)}
+        whole, short = (
+            partial(form, network, batch, *given, **self._inserted) for form in (part, rehearsal)
+        )
         found = None
         try:
             found = _record(network, whole, rehearsal=short)
@@ -120,6 +128,60 @@ class RecordedProduct:
         return self._result.clone()
 
 
+class Inserted(Generic[Result]):
+    """A function that is recorded, for other recordings to have wherever it is called.
+
+    Args:
+        network: that it is about.
+        function: of nothing.
+        after: what is always called before it. Others of those that follow that may have memory in
+            common with this, but for the results.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        function: Callable[[], Result],
+        after: "Inserted[Any] | None" = None,
+    ) -> None:
+        before: _Recorded[Any] | None = None if after is None else after._recorded
+        self._recorded: _Recorded[Result] = _record(
+            network, function, rehearsal=function, after=before, kept=True
+        )
+
+    def __call__(self) -> Result:
+        """Its kernels, here; returns the same tensors each time, overwritten by the next call."""
+        insert(self._recorded.graph)
+        return self._recorded.result
+
+
+class InsertedMap:
+    """The same, of a vector.
+
+    Args:
+        network: that it is about.
+        function: from a vector to a vector.
+        vector: where it finds its argument; copied to there if it is elsewhere.
+        after: see `Inserted`.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        function: Callable[[Tensor], Tensor],
+        vector: Tensor,
+        after: Inserted[Any],
+    ) -> None:
+        self._vector = vector
+        self._inserted = Inserted(network, partial(function, vector), after)
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """Its value; overwritten by the next call."""
+        if vector.data_ptr() != self._vector.data_ptr():
+            self._vector.copy_(vector)
+        return self._inserted()
+
+
 def _copy(batch: Batch, static: Batch) -> None:
     pairs = zip(
         tensors_in((static.inputs, static.targets)),
@@ -157,6 +219,7 @@ def _record(
     *,
     rehearsal: Callable[[], Any],
     after: _Recorded[Any] | None = None,
+    kept: bool = False,
 ) -> _Recorded[Result]:
     """Record a function, after a rehearsal in which libraries set themselves up.
 
@@ -165,6 +228,7 @@ def _record(
         function: what to record.
         rehearsal: it, or a short form of it.
         after: what is replayed before this, and whose memory it may use.
+        kept: whether it is to be inserted into others.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     before, pool = (None, None) if after is None else (after.products, after.graph.pool())
@@ -178,11 +242,11 @@ def _record(
         rehearsal()
     current.wait_stream(side)
     try:
-        graph, result, known = _captured(function, products, side, pool)
+        graph, result, known = _captured(function, products, side, pool, kept)
     except torch.OutOfMemoryError:
         # What torch keeps for later is of no use to a recording, which has memory of its own.
         torch.cuda.empty_cache()
-        graph, result, known = _captured(function, products, side, pool)
+        graph, result, known = _captured(function, products, side, pool, kept)
     return _Recorded(graph, result, known)
 
 
@@ -191,12 +255,13 @@ def _captured(
     products: Callable[[], AbstractContextManager[Any]],
     side: torch.cuda.Stream,
     pool: Any,
+    kept: bool,
 ) -> tuple[torch.cuda.CUDAGraph, Result, Any]:
     """What `torch.cuda.graph` does, but for giving back all memory that is not in use.
 
     That took a fifth of a second, as long as to record a small part.
     """
-    graph = torch.cuda.CUDAGraph()
+    graph = torch.cuda.CUDAGraph(keep_graph=kept)
     with torch.cuda.stream(side):
         # Other threads, of data loaders, may go on copying to the device meanwhile.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")

@@ -2,20 +2,30 @@
 
 As one it is all products, preconditioning and orthogonalisation, without the host in between. To
 record that takes as long as the host needs for a whole basis, some tenths of a second for a deep
-net, which pays after some dozens of steps. Where the preconditioner is for few steps, or the whole
-cannot be recorded, only the product is, and the rest is launched around it.
+net, which pays after some dozens of steps. With a preconditioner of many kernels it would be twice
+as long: then what is the same for every direction is recorded once and inserted (`insertions`),
+which costs each step a few hundredths of a basis. Where the preconditioner is for few steps, or the
+whole cannot be recorded, only the product is, and the rest is launched around it.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from krylov_descent.batches import Batch
+from krylov_descent.branches import side_by_side
+from krylov_descent.cuda_graphs import Inserted, InsertedMap
 from krylov_descent.curvature import CurvatureKind, CurvatureProduct
+from krylov_descent.insertions import can_insert
+from krylov_descent.krylov import Product
 from krylov_descent.network import Network
-from krylov_descent.preconditioner import InPlace, Preconditioner
+from krylov_descent.preconditioner import Entrywise, InPlace, Metric, Preconditioner
 from krylov_descent.recordings import Recordings
 from krylov_descent.subspace import LaunchedSubspace, fill_slots
+from krylov_descent.tensor_cores.entry import under_way
 
 # That there are two directions before it makes the third one like all that follow; and so is one
 # previous step like the others.
@@ -78,10 +88,22 @@ def _replay(
         gradient: Tensor,
         scale: Tensor,
         *previous_steps: Tensor,
+        inserted: _Repeated | None = None,
     ) -> Tensor:
         """The first of the previous steps join, so many of them."""
-        products, joined = product.over(network, batch, scale), list(previous_steps[:joining])
-        return fill_slots(rows, products, preconditioner, gradient, joined)
+        joined = list(previous_steps[:joining])
+        metric: Metric = preconditioner
+        if inserted is None:
+            products = product.over(network, batch, scale)
+        else:
+            products, metric = inserted.prepare(), inserted.metric
+        return fill_slots(rows, products, metric, gradient, joined)
+
+    def repeated(
+        network: Network, batch: Batch, gradient: Tensor, scale: Tensor, *previous_steps: Tensor
+    ) -> _Repeated:
+        over = partial(product.over, network, batch, scale)
+        return _Repeated.recorded(network, over, preconditioner, gradient)
 
     joining = len(previous_steps)
     short_joining = min(REHEARSED_PREVIOUS, joining)
@@ -96,6 +118,7 @@ def _replay(
         *previous_steps,
         fixed=(slots, *preconditioner.tensors),
         rehearsal=partial(build, slots[:short_rows], short_joining),
+        inserted=repeated if can_insert() and not isinstance(preconditioner, Entrywise) else None,
     )
     if recording is None:
         return None
@@ -106,6 +129,65 @@ def _replay(
         return None
     product.products += len(slots)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """What is the same for every direction, recorded.
+
+    Attributes:
+        linearize: what comes before all products.
+        product: v → Hv.
+        metric: D.
+    """
+
+    linearize: Callable[[], Any]
+    product: Product
+    metric: Metric
+
+    @classmethod
+    def recorded(
+        cls,
+        network: Network,
+        over: Callable[[], Product],
+        preconditioner: InPlace,
+        like: Tensor,
+    ) -> "_Repeated":
+        """Record it.
+
+        Args:
+            network: that it is about.
+            over: linearises, and gives v → Hv.
+            preconditioner: D.
+            like: a vector.
+        """
+
+        def prepare() -> Product:
+            products = under_way()
+            if products is not None:  # of matrices that all products with D have in common
+                side_by_side(products.prepare(preconditioner.tensors))
+            return over()
+
+        first = Inserted(network, prepare)
+        apply = first()
+        product = InsertedMap(network, apply, like.clone(), after=first)
+        # D⁻¹ is asked for of a product, and finds it where it is.
+        solve = InsertedMap(network, preconditioner.solve, product(like), after=first)
+        multiply = InsertedMap(network, preconditioner.multiply, like.clone(), after=first)
+        return cls(first, product, _InsertedMetric(solve, multiply))
+
+    def prepare(self) -> Product:
+        """Linearise; returns v → Hv."""
+        self.linearize()
+        return self.product
+
+
+@dataclass(frozen=True, slots=True)
+class _InsertedMetric:
+    """D by recordings of its two products, whose results the next ones overwrite."""
+
+    solve: Product
+    multiply: Product
 
 
 def _name(kind: CurvatureKind) -> str:

@@ -199,6 +199,7 @@ class Recordings:
         *given: Tensor,
         fixed: tuple[Tensor, ...] = (),
         rehearsal: Part | None = None,
+        inserted: Part | None = None,
         when_repeated: bool = False,
     ) -> "Recording | None":
         """The recording of `part(network, batch, *given)`; None where that is not possible.
@@ -211,13 +212,16 @@ class Recordings:
             fixed: tensors that the part reads where they are.
             rehearsal: a short form of the part with the same kinds of kernels, to be run once
                 before it is recorded, where the part itself would take long.
+            inserted: called as the part is, it records what the part and its short form have
+                several times, and are given as `inserted`.
             when_repeated: record it only when it is asked for a second time in a row for such a
                 batch.
         """
 
         def record(network: Network) -> Recording:
             own = tuple(tensor.clone() for tensor in given)
-            return Recording(network, part, batch.map(torch.clone), own, rehearsal or part)
+            copied = batch.map(torch.clone)
+            return Recording(network, part, copied, own, rehearsal or part, inserted)
 
         recording = self._get(name, record, batch, given, fixed, when_repeated=when_repeated)
         if recording is not None:
