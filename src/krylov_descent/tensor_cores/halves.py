@@ -47,11 +47,34 @@ class Halves:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """A matrix that is not made yet, whose halves may never be asked for: a stage of a chain.
+
+    Attributes:
+        matrix: its memory [rows, columns].
+        bound: of it [1].
+    """
+
+    matrix: Tensor
+    bound: Tensor
+
+    @property
+    def rows(self) -> int:
+        """Of the matrix."""
+        return self.matrix.shape[0]
+
+    @property
+    def columns(self) -> int:
+        """Of the matrix."""
+        return self.matrix.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """abᵀ + bias + added, with a [M, K] and b [N, K].
 
     Attributes:
-        a: [M, K], or [K, M] if its rows are not along k.
+        a: [M, K], or [K, M] if its rows are not along k. Halves by the time that it is made.
         b: [N, K], or [K, N] likewise.
         a_along: whether rows of a are along k.
         b_along: whether rows of b are.
@@ -61,7 +84,7 @@ class Product:
         bound_added: of that [1].
     """
 
-    a: Halves
+    a: Halves | Planned
     b: Halves
     a_along: bool
     b_along: bool
@@ -75,6 +98,12 @@ class Product:
         """M, N and K."""
         m, k = (self.a.rows, self.a.columns) if self.a_along else (self.a.columns, self.a.rows)
         return m, self.b.rows if self.b_along else self.b.columns, k
+
+    @property
+    def halves(self) -> tuple[Halves, Halves]:
+        """Of a and b."""
+        assert isinstance(self.a, Halves)
+        return self.a, self.b
 
     @property
     def bounded(self) -> bool:
@@ -134,7 +163,7 @@ def split(
     """
     rows, columns = x.shape
     own = torch.empty_like(bound) if kind == kernels.ENTROPY_BACKWARD else bound
-    found = _empty_halves(x, rows, columns, three, own)
+    found = empty_halves(x, rows, columns, three=three, bound=own)
     padded, width = found.high.shape
     unit, grid, sizes = _blocks(x, padded, width)
     args = (
@@ -142,7 +171,7 @@ def split(
         x if y is None else y,
         x if factors is None else factors[0],
         x if out is None else out,
-        *_pointers(found),
+        *pointers(found),
         found.unscale,
         bound,
         bound if factors is None else factors[1],
@@ -160,7 +189,7 @@ def split(
 
 def square(x: Halves, bound: Tensor) -> Halves:
     """The squares of a matrix, with the digits of its first half, and one half of their own."""
-    found = _empty_halves(x.unscale, x.rows, x.columns, False, None)
+    found = empty_halves(x.unscale, x.rows, x.columns, three=False, bound=None)
     args = x.high, x.unscale, bound, found.high, found.unscale, x.high.numel()
     launch(kernels.square, (-(-x.high.numel() // BLOCK), 1), args, (BLOCK,))
     return found
@@ -177,7 +206,7 @@ def product(what: Product, *, bound: Tensor | None = None, out: Tensor | None = 
     m, n, k = what.sizes
     shape, shares = _shape(m, n, k, three=what.three, places=_places(what))
     shares = shares if what.bias is None and bound is None else 1
-    out = what.a.unscale.new_empty(m, n) if out is None else out
+    out = what.b.unscale.new_empty(m, n) if out is None else out
     parts = out if shares == 1 else out.new_empty(shares, m, n)
     _multiply(what, kernels.NOTHING, parts, shape, shares, bound=bound)
     if shares > 1:
@@ -201,7 +230,7 @@ def function_of_product(
     shape, _ = _shape(m, n, k, three=what.three, places=_places(what))
     if not what.three:  # more registers than a product alone, so smaller tiles are faster
         shape = WIDE if shape == LARGE else SMALL
-    found = _empty_halves(out, m, n, what.three, bound)
+    found = empty_halves(out, m, n, three=what.three, bound=bound)
     kind = function.kind
     if kind == kernels.MULTIPLE and what.added is not None:
         kind = kernels.ADDED_MULTIPLE
@@ -221,15 +250,15 @@ def _multiply(
     found: Halves | None = None,
 ) -> None:
     """Launch the kernel of a product, in so many shares of the sum; the rest see there."""
-    (m, n, k), a, b = what.sizes, what.a, what.b
+    (m, n, k), (a, b) = what.sizes, what.halves
     rows, columns, depth, warps, stages = shape
     depth_in_all = _filled_up(k)
     any_bound = a.unscale.view(torch.int32)
     unit = 4 if n % 4 == 0 and kind >= kernels.MULTIPLE else 1
     of = function or Function(kind)
     args = (
-        *_pointers(a),
-        *_pointers(b),
+        *pointers(a),
+        *pointers(b),
         a.unscale,
         b.unscale,
         or_else(a.bound, any_bound),
@@ -242,7 +271,7 @@ def _multiply(
         or_else(bound, any_bound),
         out,
         a.unscale if found is None else out,
-        *_pointers(found or a),
+        *pointers(found or a),
         out if found is None else found.unscale,
         m,
         n // unit,
@@ -263,9 +292,10 @@ def _multiply(
     launch(kernels.product, grid, args, constants, num_warps=warps, num_stages=stages)
 
 
-def _empty_halves(
-    like: Tensor, rows: int, columns: int, three: bool, bound: Tensor | None
+def empty_halves(
+    like: Tensor, rows: int, columns: int, *, three: bool, bound: Tensor | None
 ) -> Halves:
+    """Room for those of a matrix, on the device of a tensor."""
     planes = like.new_empty(
         1 + three, _filled_up(rows), _filled_up(columns), dtype=torch.half
     ).unbind()
@@ -273,7 +303,8 @@ def _empty_halves(
     return Halves(rows, columns, planes[0], low, like.new_empty(1), bound)
 
 
-def _pointers(halves: Halves) -> tuple[Tensor, Tensor]:
+def pointers(halves: Halves) -> tuple[Tensor, Tensor]:
+    """Both, or one of them twice."""
     return halves.high, or_else(halves.low, halves.high)
 
 
@@ -324,4 +355,4 @@ def _shape(
 
 
 def _places(what: Product) -> int:
-    return multiprocessors(what.a.high.get_device())
+    return multiprocessors(what.b.high.get_device())

@@ -12,7 +12,40 @@ from krylov_descent.tensor_cores.halves import Halves
 # Of so many pieces of memory something is known before those that are gone are looked for.
 FEWEST_MEMORIES = 32
 
+# So many bounds of matrices in one recording have room.
+BOUNDS = 1 << 14
+
 Key = tuple[int, int, int, int]
+
+
+class Bounds:
+    """Room for bounds of matrices, int32 each.
+
+    All at once: a recording sets them back to zero with a kernel before everything else.
+
+    Args:
+        device: the GPU.
+
+    Attributes:
+        one: a bound [1] of what has values up to one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._room = torch.zeros(BOUNDS, dtype=torch.int32, device=device)
+        self.one, self._used = self._room[:1], 1
+        self.one.view(torch.float32).fill_(1)
+
+    def new(self) -> Tensor | None:
+        """One [1] that is zero at first; None where there are no more of them."""
+        if self._used == len(self._room):
+            return None
+        self._used += 1
+        return self._room[self._used - 1 : self._used]
+
+    def some(self) -> Tensor:
+        """One that is zero at first, wherever."""
+        found = self.new()
+        return torch.zeros_like(self.one) if found is None else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """How Triton's kernels are launched."""
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,12 +28,13 @@ def launch(
     Args:
         kernel: one of `kernels`.
         grid: blocks along both axes.
-        args: of the kernel. Where they are numbers that Triton may know to be multiples of 16, they
-            always are.
+        args: of the kernel, some of them tuples. Where they are numbers that Triton may know to be
+            multiples of 16, they always are.
         constants: those in capitals, which come last.
         options: that go with the constants.
     """
-    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    parts = itertools.chain.from_iterable(x if isinstance(x, tuple) else (x,) for x in args)
+    tensors = [part for part in parts if isinstance(part, Tensor)]
     aligned = [tensor.data_ptr() % 16 == 0 for tensor in tensors]
     where = max(tensor.get_device() for tensor in tensors)  # one may be in the host's memory
     dtype = tensors[0].dtype

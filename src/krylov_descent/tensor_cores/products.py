@@ -8,24 +8,25 @@ times (a weight going forward and back, an input for values and for weight gradi
 kernel that computes the matrix, where it is one of those that are known: sigmoid and its like.
 
 A product waits until it is known what is made of it. If that is a sum or such a function, one
-kernel makes everything, and the product itself is never written. Whatever else looks at it has it
-made first (`settle`).
+kernel makes everything, and the product itself is never written; for narrow layers one kernel for
+several of them. Whatever else looks at it has it made first (`pending`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from krylov_descent.precision import SETTINGS, forward_precision
-from krylov_descent.tensor_cores import halves, kernels, vectors
+from krylov_descent.tensor_cores import chains, halves, kernels, vectors
+from krylov_descent.tensor_cores.chains import BOUNDED_BY_ONE
 from krylov_descent.tensor_cores.halves import Function, Halves, Product
-from krylov_descent.tensor_cores.knowledge import Knowledge, memory_of
+from krylov_descent.tensor_cores.knowledge import Bounds, Knowledge
+from krylov_descent.tensor_cores.pending import Pending
 
 aten = torch.ops.aten
 PLAIN = {Tensor, torch.nn.Parameter}
@@ -37,12 +38,10 @@ LEAST_WORK_ALONE = 1 << 27
 LEAST_NUMBERS = 1 << 12
 # A combination of so many rows at most, each of so many numbers at least, is one of a basis.
 MOST_ROWS, LEAST_COLUMNS = 256, 1 << 16
-BOUNDS = 1 << 14
 
-MULTIPLYING = {
-    aten.mm.default,
+# Of the operations that are ours, those that want all their arguments made.
+LOOKING = {
     aten.mm.out,
-    aten.addmm.default,
     aten.mv.default,
     aten.addmv.default,
     aten.addmv_.default,
@@ -55,7 +54,6 @@ FUNCTIONS: dict[Any, int] = {
     aten.tanh_backward.default: kernels.TANH_BACKWARD,
     aten.threshold_backward.default: kernels.RELU_BACKWARD,
 }
-BOUNDED_BY_ONE = (kernels.SIGMOID, kernels.TANH)
 BACKWARD = (kernels.SIGMOID_BACKWARD, kernels.TANH_BACKWARD, kernels.RELU_BACKWARD)
 # Those that have a bound before their argument, a product, is known.
 OF_PRODUCTS = {
@@ -65,36 +63,6 @@ OF_PRODUCTS = {
     kernels.TANH_BACKWARD: Function(kernels.MULTIPLE, multiple=(1.0, 0.0, -1.0)),
     kernels.RELU_BACKWARD: Function(kernels.MULTIPLE, multiple=(1.0, 0.0, 0.0), if_positive=True),
 }
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A product that is not made yet.
-
-    Attributes:
-        storage: its memory.
-        product: what it is.
-        used: whether something was made of it, so that it may never be asked for.
-    """
-
-    storage: StorageWeakRef
-    product: Product
-    used: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A product that something was made of before it was asked for itself.
-
-    Attributes:
-        storage: its memory.
-        stream: on which it was made at last; others have to wait for that.
-        done: there, after it.
-    """
-
-    storage: StorageWeakRef
-    stream: torch.cuda.Stream
-    done: torch.cuda.Event
 
 
 class TensorCoreProducts(TorchDispatchMode):
@@ -119,15 +87,11 @@ class TensorCoreProducts(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device, self.sparing = device, sparing
-        # All at once: a recording sets them back to zero with a kernel before everything else. The
-        # first stays zero, and the second is one.
-        self._room = torch.zeros(BOUNDS, dtype=torch.int32, device=device)
-        self._zero, self._one, self._used = self._room[:1], self._room[1:2], 2
-        self._one.view(torch.float32).fill_(1)
         earlier: Knowledge | None = None if before is None else before._known
         self._known: Knowledge = Knowledge(device, earlier)
-        self._waiting: dict[int, _Waiting] = {}
-        self._made: dict[int, _Made] = {}
+        self._bounds = Bounds(device)
+        self._one = self._bounds.one
+        self._pending = Pending(device, self._known, self._bounds)
         self._ours: dict[Any, Callable[..., Any]] = {
             aten.mm.default: self._mm,
             aten.mm.out: self._mm_out,
@@ -143,7 +107,7 @@ class TensorCoreProducts(TorchDispatchMode):
             }
             for function, kind in FUNCTIONS.items():
                 self._ours[function] = partial(self._function, function, kind)
-        self._may_wait = self._ours.keys() - MULTIPLYING
+        self._may_wait = self._ours.keys() - LOOKING
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -166,13 +130,12 @@ class TensorCoreProducts(TorchDispatchMode):
             if func._schema.is_mutable:
                 self._known.clear()
             return func(*args, **given)
-        changed = list(_written(func._schema, args, given)) if func._schema.is_mutable else ()
-        if self._waiting or self._made:
+        changed = list(_written(func._schema, args, given)) if func._schema.is_mutable else []
+        if self._pending:
             if changed:
-                self._settle_readers_of({memory_of(tensor) for tensor in changed})
+                self._pending.settle_readers_of(changed)
             if not func.is_view and func not in self._may_wait:
-                for tensor in _tensors_in((args, given)):
-                    self._settled(tensor)
+                self._all_settled(*_tensors_in((args, given)))
         found = self._ours.get(func, func)(*args, **given)
         for tensor in changed:
             self._known.forget(tensor)
@@ -185,99 +148,20 @@ class TensorCoreProducts(TorchDispatchMode):
         with forward_precision():
             three = SETTINGS.fp32_precision == "none"
         return [
-            partial(self._halves_of, _rows_of(matrix), three)
+            partial(self._pending.halves_of, _rows_of(matrix), three)
             for matrix in matrices
             if self._is_rows(matrix) and halves.fits(_rows_of(matrix))
         ]
 
     def settle(self, *, used_too: bool = False) -> None:
-        """Make the products that still wait and are not forgotten; on this stream."""
-        for number, waiting in list(self._waiting.items()):
-            if waiting.storage.expired():
-                del self._waiting[number]
-            elif used_too or not waiting.used:
-                self._settle(waiting)
-
-    def _settle(self, waiting: _Waiting) -> None:
-        storage = torch.UntypedStorage._new_with_weak_ptr(waiting.storage.cdata)
-        empty = torch.empty(0, dtype=torch.float32, device=self._device)
-        self._settled(empty.set_(storage))
-
-    def _settle_readers_of(self, memories: set[int | None]) -> None:
-        """Make those that wait and have something else to read from memory that is to change."""
-        for waiting in list(self._waiting.values()):
-            others = (waiting.product.bias, waiting.product.added)
-            reads = any(x is not None and memory_of(x) in memories for x in others)
-            if reads and not waiting.storage.expired():
-                self._settle(waiting)
-
-    def _settled(self, x: Tensor) -> None:
-        """Make the product that is to be in this memory, if there is one."""
-        number = memory_of(x)
-        if number is None:
-            return
-        waiting = self._waiting.pop(number, None)
-        if waiting is None:
-            self._wait_for(number)
-            return
-        product, bound = waiting.product, self._new_bound()
-        m, n, _ = product.sizes
-        out = x.detach().as_strided((m, n), (n, 1), 0)
-        if product.added is None:
-            halves.product(product, bound=bound, out=out)
-            self._known.remember(out, bound=bound)
-        else:
-            alone = halves.product(replace(product, added=None))
-            torch.add(alone, product.added.detach(), out=out)
-        if waiting.used:
-            stream = torch.cuda.current_stream(self._device)
-            self._made[number] = _Made(waiting.storage, stream, stream.record_event())
-
-    def _wait_for(self, number: int) -> None:
-        """Let this stream wait for a product that another one made."""
-        made = self._made.get(number)
-        if made is not None:
-            stream = torch.cuda.current_stream(self._device)
-            if stream != made.stream:
-                stream.wait_event(made.done)
-
-    def _wait(self, product: Product) -> Tensor:
-        m, n, _ = product.sizes
-        out = torch.empty(m, n, dtype=torch.float32, device=self._device)
-        storage = out.untyped_storage()
-        # With those whose memory is gone their halves are let go.
-        gone = [k for k, waiting in self._waiting.items() if waiting.storage.expired()]
-        for number in gone:
-            del self._waiting[number]
-        self._waiting[storage._cdata] = _Waiting(StorageWeakRef(storage), product)
-        return out
-
-    def _waits(self, x: Any) -> _Waiting | None:
-        """What waits to be written to a matrix, all of it."""
-        number = memory_of(x) if isinstance(x, Tensor) else None
-        waiting = None if number is None else self._waiting.get(number)
-        if waiting is None or x.shape != waiting.product.sizes[:2] or not x.is_contiguous():
-            return None
-        return waiting
-
-    def _function_of(self, waiting: _Waiting, function: Function) -> Tensor | None:
-        """A function of a product that waits, with its halves; None where it must be made first."""
-        product, in_one = waiting.product, function.kind in BOUNDED_BY_ONE
-        bound = self._one if in_one else self._new_bound()
-        if bound is None or not (product.added is None if in_one else product.bounded):
-            return None
-        waiting.used = True
-        m, n, _ = product.sizes
-        out = torch.empty(m, n, dtype=torch.float32, device=self._device)
-        found = halves.function_of_product(product, function, out, None if in_one else bound)
-        self._known.remember(out, halves=replace(found, bound=bound), bound=bound)
-        return out
+        """Make all that waits, on this stream; see `Pending`."""
+        self._pending.settle(used_too=used_too)
 
     # Operations -----------------------------------------------------------------------------
 
     def _mm(self, a: Tensor, b: Tensor) -> Any:
         found = self._product(a, b)
-        return aten.mm.default(a, b) if found is None else found
+        return aten.mm.default(*self._all_settled(a, b)) if found is None else found
 
     def _mm_out(self, a: Tensor, b: Tensor, *, out: Tensor) -> Any:
         fits = self._is_rows(out) and out.shape == (a.shape[0], b.shape[1])
@@ -287,7 +171,9 @@ class TensorCoreProducts(TorchDispatchMode):
     def _addmm(self, bias: Tensor, a: Tensor, b: Tensor, **factors: Any) -> Any:
         plain = not factors and self._is_ours(bias) and bias.is_contiguous()
         found = self._product(a, b, bias) if plain and bias.shape == b.shape[1:] else None
-        return aten.addmm.default(bias, a, b, **factors) if found is None else found
+        if found is not None:
+            return found
+        return aten.addmm.default(*self._all_settled(bias, a, b), **factors)
 
     def _mv(self, a: Tensor, x: Tensor) -> Any:
         if self._is_combination(a, x):
@@ -310,45 +196,50 @@ class TensorCoreProducts(TorchDispatchMode):
 
     def _add(self, a: Any, b: Any, **factors: Any) -> Any:
         for one, other in ((a, b), (b, a)):
-            waiting, bound = self._waits(one), self._bound_of(other)
+            waiting, bound = self._pending.waits(one), self._bound_of(other)
             if waiting is None or bound is None or factors or a.shape != b.shape:
                 continue
-            if waiting.product.added is None and self._waits(other) is None:
+            if waiting.product.added is None and self._pending.waits(other) is None:
                 waiting.used = True
-                return self._wait(replace(waiting.product, added=other, bound_added=bound))
-        return aten.add.Tensor(*self._both_settled(a, b), **factors)
+                return self._pending.wait(replace(waiting.product, added=other, bound_added=bound))
+        return aten.add.Tensor(*self._all_settled(a, b), **factors)
 
     def _mul(self, a: Any, b: Any) -> Any:
         for one, other in ((a, b), (b, a)):
-            waiting = self._waits(one)
-            if waiting is None or not isinstance(other, Tensor) or self._waits(other) is not None:
+            waiting = self._pending.waits(one)
+            if (
+                waiting is None
+                or not isinstance(other, Tensor)
+                or self._pending.waits(other) is not None
+            ):
                 continue
-            self._settled(other)  # which may be a part of what waits
+            self._pending.settled(other)  # which may be a part of what waits
             if waiting.product.bounded and self._is_rows(other) and other.shape == one.shape:
-                bound = self._found_bound_of(_rows_of(other))
-                found = self._function_of(waiting, Function(kernels.MULTIPLE, other, bound))
+                bound = self._pending.bound_of(_rows_of(other))
+                found = self._pending.function_of(waiting, Function(kernels.MULTIPLE, other, bound))
                 if found is not None:
                     return found
-        return aten.mul.Tensor(*self._both_settled(a, b))
+        return aten.mul.Tensor(*self._all_settled(a, b))
 
-    def _both_settled(self, a: Any, b: Any) -> tuple[Any, Any]:
-        for x in (a, b):
+    def _all_settled(self, *args: Any) -> tuple[Any, ...]:
+        for x in args:
             if isinstance(x, Tensor):
-                self._settled(x)
-        return a, b
+                self._pending.settled(x)
+        return args
 
     def _function(self, function: Any, kind: int, *args: Any) -> Any:
         x = args[0]
         y: Tensor = args[1] if kind in BACKWARD else x
         fits = self._is_rows(y) and y.shape == x.shape and args[2:] in ((), (0,))  # of relu: from 0
-        waiting = self._waits(x)
+        waiting = self._pending.waits(x)
         if waiting is not None and fits and kind in OF_PRODUCTS:
             if y is not x:
-                self._settled(y)
-            found = self._function_of(waiting, replace(OF_PRODUCTS[kind], y=y, bound_y=self._one))
+                self._pending.settled(y)
+            of_product = replace(OF_PRODUCTS[kind], y=None if y is x else y, bound_y=self._one)
+            found = self._pending.function_of(waiting, of_product)
             if found is not None:
                 return found
-        self._both_settled(x, y)
+        self._all_settled(x, y)
         bound: Tensor | None = None
         if self._is_rows(x) and x.numel() >= LEAST_NUMBERS and halves.fits(_rows_of(x)):
             bound = self._one if kind in BOUNDED_BY_ONE else self._bound_of(x)
@@ -365,7 +256,7 @@ class TensorCoreProducts(TorchDispatchMode):
         """Σ x over rows [columns], and with squares their sum [columns] behind it; or None."""
         if not (x.dim() == 2 and self._is_rows(x) and halves.fits(x)):
             return None
-        self._settled(x)
+        self._pending.settled(x)
         return vectors.sum_columns(x.detach(), squares=squares, out=out)
 
     def product_of_squares(self, a: Tensor, b: Tensor) -> Tensor | None:
@@ -377,9 +268,9 @@ class TensorCoreProducts(TorchDispatchMode):
         return halves.product(Product(of_a, of_b, a_along=False, b_along=False, three=False))
 
     def _squared(self, x: Tensor) -> Halves:
-        self._settled(x)
         rows = x.detach()
-        return halves.square(self._halves_of(rows, three=False), self._found_bound_of(rows))
+        found = self._pending.halves_of(rows, three=False)
+        return halves.square(found, self._pending.bound_of(rows))
 
     def scale_and_add(self, x: Tensor, scale: Tensor, other: Tensor, factor: float) -> bool:
         """X · scale + factor · other in place of a long vector x [n]; False where it is none."""
@@ -387,6 +278,7 @@ class TensorCoreProducts(TorchDispatchMode):
         fits = all(self._is_ours(t) and t.is_contiguous() for t in (x, scale, other))
         if not (long and fits and x.dim() == 1 and other.shape == x.shape and scale.numel() == 1):
             return False
+        self._pending.settle_readers_of([x])
         vectors.scale_and_add(x, scale, other, factor)
         self._known.forget(x)
         return True
@@ -401,7 +293,7 @@ class TensorCoreProducts(TorchDispatchMode):
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy a few numbers to or from pinned memory."""
-        self._settled(source)
+        self._pending.settled(source)
         vectors.move(source, target)
 
     # A loss ---------------------------------------------------------------------------------
@@ -421,19 +313,19 @@ class TensorCoreProducts(TorchDispatchMode):
 
     def cross_entropy(self, x: Tensor, target: Tensor) -> Tensor:
         """Of each row, between the sigmoid of x and the target; torch has six kernels for that."""
-        self._both_settled(x, target)
+        self._all_settled(x, target)
         target = target.detach()
-        bound = self._some_bound()
+        bound = self._bounds.some()
         found = vectors.cross_entropy(x.detach(), target, bound)
         self._known.remember(target, bound=bound)
         return found
 
     def cross_entropy_backward(self, x: Tensor, target: Tensor, factors: Tensor) -> Tensor:
         """The derivative towards x, with a factor for each row; torch has five kernels for that."""
-        self._both_settled(x, factors)
+        self._all_settled(x, factors)
         x, target, out = x.detach(), target.detach(), torch.empty_like(x)
         factors = factors.detach().contiguous()
-        bound, largest = self._found_bound_of(target), self._some_bound()
+        bound, largest = self._pending.bound_of(target), self._bounds.some()
         halves.find_bound(factors.unsqueeze(0), largest)
         made = halves.split(
             x,
@@ -468,43 +360,20 @@ class TensorCoreProducts(TorchDispatchMode):
         if not all(_has_rows(rows) and halves.fits(rows) for rows in (rows_of_a, rows_of_b)):
             return None
         three = precision == "none"
-        of_a, of_b = self._halves_of(rows_of_a, three), self._halves_of(rows_of_b, three)
-        product = Product(of_a, of_b, a_along, b_along, three, bias)
         # A weight gradient is the last of its kind: nothing is made of it.
-        if a_along and out is None and not self.sparing:
-            return self._wait(product)
-        return halves.product(product, out=out)
+        waits = a_along and out is None and not self.sparing
+        if bias is not None:
+            self._pending.settled(bias)
+        of_b = self._pending.halves_of(rows_of_b, three)
+        narrow = waits and chains.is_narrow(m, n, k)
+        of_a = self._pending.operand(rows_of_a, three=three, narrow=narrow)
+        product = Product(of_a, of_b, a_along, b_along, three, bias)
+        return self._pending.wait(product) if waits else halves.product(product, out=out)
 
     @property
     def _three(self) -> bool:
         """Whether products have the digits of float32 now."""
         return bool(SETTINGS.fp32_precision == "none")
-
-    def _halves_of(self, rows: Tensor, three: bool) -> Halves:
-        found: Halves | None = self._known.recall(rows, "halves")
-        if found is None or (three and found.low is None):
-            found = halves.split(rows, self._found_bound_of(rows), three=three)
-            self._known.remember(rows, halves=found)
-        return found
-
-    def _found_bound_of(self, rows: Tensor) -> Tensor:
-        bound: Tensor | None = self._known.recall(rows, "bound")
-        if bound is None:
-            bound = self._some_bound()
-            halves.find_bound(rows, bound)
-            self._known.remember(rows, bound=bound)
-        return bound
-
-    def _new_bound(self) -> Tensor | None:
-        """Zero at first; None where there are no more of them."""
-        if self._used == len(self._room):
-            return None
-        self._used += 1
-        return self._room[self._used - 1 : self._used]
-
-    def _some_bound(self) -> Tensor:
-        found = self._new_bound()
-        return torch.zeros_like(self._zero) if found is None else found
 
     def _bound_of(self, x: Any) -> Tensor | None:
         found: Tensor | None = None

@@ -9,7 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from krylov_descent.tensor_cores import halves, kernels, vectors
+from krylov_descent.tensor_cores import chains, halves, kernels, vectors
+from krylov_descent.tensor_cores.chains import Stage
 from krylov_descent.tensor_cores.halves import Function, Halves, Product
 
 # Of a product of 100 numbers, with the digits of float32 and of tf32.
@@ -22,6 +23,13 @@ FUNCTIONS = {
     (True, True): (kernels.SIGMOID, kernels.TANH, kernels.ADDED_MULTIPLE),
     (True, False): (kernels.MULTIPLE,),
 }
+# Chains of functions of narrow products: forward, along a direction, and back.
+CHAINS = (
+    (kernels.SIGMOID, True),
+    (kernels.TANH, True),
+    (kernels.MULTIPLE, True),
+    (kernels.MULTIPLE, False),
+)
 KINDS = (*range(kernels.RELU_BACKWARD + 1), kernels.ENTROPY_BACKWARD)
 THREADS = 16
 
@@ -55,6 +63,8 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
                 if kind >= kernels.MULTIPLE:
                     # With a column less, where several numbers cannot be read at once.
                     yield partial(_make, replace(product, b=_less_a_column(b, along[1])), kind)
+        for kind, b_along in CHAINS:
+            yield partial(_make_chain, _nothing((64, 64), device), kind, b_along, three)
     bound = torch.zeros(1, dtype=torch.int32, device=device)
     for columns in (4 * halves.NARROW, 4 * halves.NARROW - 1, halves.NARROW):
         x = torch.ones(64, columns, dtype=torch.float32, device=device)
@@ -85,12 +95,20 @@ def _less_a_column(b: Halves, along: bool) -> Halves:
 
 def _make(product: Product, kind: int) -> None:
     """A function of a product of zeros."""
-    zeros = product.a.unscale.new_zeros(product.sizes[:2])
+    zeros = product.b.unscale.new_zeros(product.sizes[:2])
     bound = zeros.view(-1)[:1].view(torch.int32)
     if kind == kernels.ADDED_MULTIPLE:
         product = replace(product, added=zeros, bound_added=bound)
     function = Function(min(kind, kernels.MULTIPLE), zeros, bound)
     halves.function_of_product(product, function, torch.empty_like(zeros))
+
+
+def _make_chain(a: Halves, kind: int, b_along: bool, three: bool) -> None:
+    """A chain with a single stage of zeros."""
+    zeros = a.unscale.new_zeros(a.rows, a.rows)
+    bound = zeros.view(-1)[:1].view(torch.int32)
+    product = Product(a, a, True, b_along, three)
+    chains.make_stages([Stage(product, Function(kind), zeros, bound)])
 
 
 def _nothing(shape: tuple[int, ...], device: torch.device) -> Halves:
