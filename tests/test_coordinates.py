@@ -146,6 +146,31 @@ def test_other_vectors_of_the_same_span_have_the_same_coordinates(
     torch.testing.assert_close(found @ found.t(), expected @ expected.t(), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("apart", [1.0, 1e-2, 1e-3, 1e-5, 0.0])
+def test_vectors_that_rounding_makes_dependent_count_as_apart_by_it(
+    dtype: torch.dtype, apart: float
+) -> None:
+    """Two of four vectors of other lengths, which are nearly or exactly the same direction."""
+    vectors = numbers(4, 6, seed=4)
+    vectors[3] = vectors[2] + apart * vectors[3]
+    vectors *= torch.tensor([1.0, 1e3, 1e-3, 1e2]).unsqueeze(1)
+    gram = (vectors @ vectors.t()).to(dtype)
+    H = symmetric(torch.tensor([1e-9, 0.3, 2.0, 5.0], dtype=torch.float64))
+    found = inverse_transposed_factor(Coordinates(H, gram, 1e-4), 4).numpy()
+    # By NumPy: T with TᵀGT = 1, of a normalised G whose eigenvalues are not below rounding.
+    lengths = np.sqrt(gram.double().numpy().diagonal())
+    values, columns = np.linalg.eigh(gram.double().numpy() / np.outer(lengths, lengths))
+    raised = (columns * np.maximum(values, 4 * torch.finfo(dtype).eps)) @ columns.T
+    T = np.linalg.inv(np.linalg.cholesky(raised)).T / lengths[:, np.newaxis]
+    C = np.linalg.cholesky(floored_by_numpy(torch.from_numpy(T.T @ H.numpy() @ T), 1e-4))
+    expected = T @ np.linalg.inv(C).T
+    error = np.abs((found - expected) * lengths[:, np.newaxis]).max()
+    # With what was raised from zero, rounding of the eigenvectors is all there is.
+    tolerance = 1e-6 if dtype is torch.float32 or apart >= 1e-3 else 1e-1
+    assert error < tolerance * np.abs(expected * lengths[:, np.newaxis]).max()
+
+
 @given(
     eigenvalues=st.lists(
         st.one_of(st.just(0.0), st.floats(1e-2, 1e4), st.floats(-1e4, -1e-2)),

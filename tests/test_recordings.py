@@ -18,9 +18,11 @@ from krylov_descent.network import Network
 from krylov_descent.on_the_way import OnTheWay
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import Status
+from krylov_descent.preconditioner import FisherDiagonal
+from krylov_descent.recordings import Recordings
 from krylov_descent.subsets import draw
 from krylov_descent.subspace import LaunchedSubspace
-from krylov_descent.sums import Evaluation, Sums
+from krylov_descent.sums import Evaluation
 
 pytestmark = pytest.mark.gpu
 
@@ -170,6 +172,39 @@ def test_a_gradient_is_recorded_when_it_is_asked_for_again() -> None:
     assert held == [False, False, False, False, True, True]
 
 
+@pytest.mark.parametrize("decay", [[0.0, 0.0], [0.1, 0.1], [0.1, 0.2]])
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.CrossEntropyLoss(ignore_index=1)])
+def test_recorded_means_and_diagonals_are_the_plain_ones(
+    decay: list[float], loss: nn.Module
+) -> None:
+    net, (inputs, targets) = small_net(torch.float64), samples(200, torch.float64)
+    if isinstance(loss, nn.MSELoss):
+        inputs, targets = towards_numbers()
+    groups = [
+        {"params": list(net[i].parameters()), "weight_decay": own}
+        for i, own in zip((0, 2), decay, strict=True)
+    ]
+    objectives = [
+        Objective(net, loss, params=groups, cuda_graphs=recorded) for recorded in (True, False)
+    ]
+    diagonals = [FisherDiagonal(), FisherDiagonal()]
+    for count in (200, 200, 200, 150):
+        ours, theirs = (
+            diagonal.update(objective, (inputs[:count], targets[:count]))
+            for objective, diagonal in zip(objectives, diagonals, strict=True)
+        )
+        assert ours.value == pytest.approx(theirs.value, rel=1e-12)
+        assert (ours.samples, ours.normaliser) == (theirs.samples, theirs.normaliser)
+        torch.testing.assert_close(ours.gradient, theirs.gradient, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(
+            diagonals[0].diagonal, diagonals[1].diagonal, rtol=1e-10, atol=1e-14
+        )
+        with torch.no_grad():
+            for p in net.parameters():
+                p.add_(0.1 * torch.randn_like(p))
+    assert "gradient and squares" in objectives[0].recordings._held
+
+
 def test_autocast_around_an_objective_is_seen() -> None:
     objective, data = Objective(small_net(), nn.CrossEntropyLoss()), samples()
     exact = objective.value_and_gradient(data)
@@ -230,23 +265,24 @@ def test_a_number_that_changes_when_the_factors_come_is_seen() -> None:
 
 def test_sets_are_drawn_while_the_gpu_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    evaluation = Sums.evaluation
+    launch = Recording.__call__
 
-    def noted_evaluation(*args: Any, **options: Any) -> Evaluation:
-        order.append("gradient")
-        return evaluation(*args, **options)
+    def noted_launch(recording: Recording) -> Any:
+        order.append("launched")
+        return launch(recording)
 
     def noted_draw(*args: Any) -> Any:
         order.append("draw")
         return draw(*args)
 
-    monkeypatch.setattr(Sums, "evaluation", noted_evaluation)
+    monkeypatch.setattr(Recording, "__call__", noted_launch)
     monkeypatch.setattr("krylov_descent.optimizers.ksd.draw", noted_draw)
     optimizer = KSD(small_net(), nn.CrossEntropyLoss())
     for _ in range(3):
         order.clear()
         optimizer.step(samples(200))
-    assert order == ["draw", "gradient"]
+    # Gradient and pulse; the sets; the basis.
+    assert order[:4] == ["launched", "launched", "draw", "launched"]
 
 
 def towards_numbers(count: int = 200) -> tuple[Tensor, Tensor]:
@@ -282,10 +318,14 @@ def third_step(
 
 
 def test_the_basis_is_launched_before_the_gradient_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = {"launched": (Recording, "__call__"), "read": (OnTheWay, "read")}
+    noted = {
+        "launched": (Recording, "__call__"),
+        "asked": (Recordings, "answer"),
+        "read": (OnTheWay, "read"),
+    }
     _, order = third_step(monkeypatch, noted)
-    # Gradient, pulse, basis; whether they hold, f and ‖g‖. What follows is the search.
-    assert order[:6] == ["launched"] * 3 + ["read"] * 3
+    # Gradient, pulse, basis; whether they hold, f with ‖g‖. What follows is the search.
+    assert order[:6] == ["launched"] * 3 + ["asked", "read", "read"]
 
 
 def test_the_search_begins_before_the_basis_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +336,40 @@ def test_the_search_begins_before_the_basis_is_read(monkeypatch: pytest.MonkeyPa
     assert set(order[5:]) == {"launched"}
     held = optimizer.objective.recordings._held
     assert held["noise"][1].batch is held["evaluation"][1].batch
+
+
+@pytest.mark.parametrize("options", [{}, {"lr": 0.5}])
+def test_the_step_that_is_kept_is_the_one_that_was_taken(options: dict[str, Any]) -> None:
+    """By a recording, or around it."""
+    net = small_net(torch.float64)
+    optimizer = KSD(net, nn.CrossEntropyLoss(), **options)
+    for _ in range(4):
+        before = [p.detach().clone() for p in net.parameters()]
+        result = optimizer.step(samples(200, torch.float64))
+        kept = [optimizer.state[p]["previous_step"] for p in net.parameters()]
+        for p, old, step in zip(net.parameters(), before, kept, strict=True):
+            torch.testing.assert_close(p.detach(), old + step, rtol=0, atol=1e-15)
+        norm = float(torch.cat([step.reshape(-1) for step in kept]).norm())
+        assert result.step_norm == pytest.approx(norm, rel=1e-12)
+
+
+def test_a_search_that_noise_ends_leaves_the_parameters_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though an evaluation was launched that nobody asked for, and may be under way still."""
+    net = small_net(torch.float64)
+    optimizer = KSD(net, nn.CrossEntropyLoss())
+    for _ in range(2):
+        optimizer.step(samples(200, torch.float64))
+    before = [p.detach().clone() for p in net.parameters()]
+    with monkeypatch.context() as patched:
+        patched.setattr("krylov_descent.subspace_objective.noise_from", lambda sums: 1e30)
+        for _ in range(3):
+            result = optimizer.step(samples(200, torch.float64))
+            assert (result.status, result.evaluations) == (Status.NO_DECREASE, 1)
+            for p, old in zip(net.parameters(), before, strict=True):
+                assert torch.equal(p, old)
+    assert optimizer.step(samples(200, torch.float64)).status.moved
 
 
 @pytest.mark.parametrize("options", [{}, {"lr": 0.5}, {"weight_decay": 0.1}])

@@ -49,6 +49,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
 
 def tensors_in(tree: Tree) -> list[Tensor]:
     """Every tensor of a nest, in a fixed order."""
+    if isinstance(tree, Tensor):  # as it is most often, and asked for again and again
+        return [tree]
     found: list[Tensor] = []
 
     def collect(tensor: Tensor) -> Tensor:
@@ -130,8 +132,15 @@ class Batch:
 
     def select(self, indices: Tensor) -> "Batch":
         """The samples of these indices, in their order, copied."""
-        # A GPU that is busy is not waited for.
-        piece = self.map(lambda t: t[indices.to(t.device, non_blocking=t.is_cuda)])
+        sent = {indices.device: indices}
+
+        def rows_of(tensor: Tensor) -> Tensor:
+            device = tensor.device
+            if device not in sent:  # once; and a GPU that is busy is not waited for
+                sent[device] = indices.to(device, non_blocking=tensor.is_cuda)
+            return tensor.index_select(0, sent[device])
+
+        piece = self.map(rows_of)
         return Batch(piece.inputs, piece.targets, len(indices))
 
     def to(self, device: torch.device) -> "Batch":

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from krylov_descent.arguments import check_whole
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples
+from krylov_descent.branches import side_by_side
 from krylov_descent.double_backward import floating
 from krylov_descent.kronecker_block import Block
 from krylov_descent.layer_moments import (
@@ -31,7 +32,6 @@ from krylov_descent.layer_moments import (
     sums_of,
     trusted_places,
 )
-from krylov_descent.branches import side_by_side
 from krylov_descent.network import Network
 from krylov_descent.objective import Objective
 from krylov_descent.output_root import Form, form_of

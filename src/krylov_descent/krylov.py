@@ -163,6 +163,8 @@ def _scale_of(squared: Tensor, least: float, before: Tensor, place: Tensor) -> T
 def found_on_host(found: Tensor) -> tuple[list[int], Tensor, Tensor]:
     """The rows that did not vanish, and H̄ and VᵀV between these alone, symmetric, on the CPU.
 
+    H̄ is in float64, and VᵀV in the precision of vectors.
+
     Args:
         found: by `fill_with_krylov_space`, [2(K + m) + 1, K + m], of H̄ and VᵀV the lower triangles.
             Read in one piece: each is a wait for a GPU.
@@ -170,7 +172,9 @@ def found_on_host(found: Tensor) -> tuple[list[int], Tensor, Tensor]:
     # By NumPy: torch's tril and indices wake all threads of the CPU (see `threads`).
     numbers = found.cpu().numpy()
     count = numbers.shape[1]
+    both = numbers[:-1].reshape(2, count, count)
     rows = numbers[-1].nonzero()[0]
-    lower = np.tril(numbers[:-1].reshape(2, count, count)[:, rows][:, :, rows])
-    curvature, gram = torch.from_numpy(lower + np.tril(lower, -1).transpose(0, 2, 1))
-    return rows.tolist(), curvature, gram
+    if len(rows) < count:
+        both = both[:, rows[:, np.newaxis], rows]
+    curvature, gram = np.where(np.tri(len(rows), dtype=bool), both, both.transpose(0, 2, 1))
+    return rows.tolist(), torch.from_numpy(curvature.astype(np.float64)), torch.from_numpy(gram)

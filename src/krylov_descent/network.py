@@ -5,6 +5,7 @@ walks over no data and sums nothing: that is `objective`'s work. Everything that
 inside a batch (the probes, per-sample gradients, curvature) is built on it.
 """
 
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -72,6 +73,8 @@ class Network:
 
     def refresh(self, groups: list[dict[str, Any]]) -> bool:
         """Look again at what requires a gradient and at weight decay; True if that changed."""
+        if _are_in(self.parameters, groups) and _holds(self.eager, self.parameters.tensors):
+            return False
         parameters = FlatParameters.from_groups(groups)
         names = self._names_of(parameters)  # also finds a layer that was replaced
         if parameters.same_as(self.parameters):
@@ -83,9 +86,11 @@ class Network:
     def algebra(self) -> Iterator[None]:
         """Keep an ambient torch.autocast for the forward pass and away from everything else."""
         kind = self.parameters.device.type
-        dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        self._ambient = torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
-        self.autocast = dtype if enabled else None
+        if not torch.is_autocast_enabled(kind):
+            yield
+            return
+        self.autocast = torch.get_autocast_dtype(kind)
+        self._ambient = torch.autocast(kind, dtype=self.autocast, cache_enabled=False)
         try:
             with torch.autocast(kind, enabled=False):
                 yield
@@ -158,6 +163,43 @@ class Network:
         return [names[id(p)] for p in parameters.tensors]
 
 
+def modules_in(model: nn.Module) -> list[nn.Module]:
+    """What `model.modules()` gives, in half of the time: every step asks for it."""
+    found: dict[nn.Module, None] = {}
+    left: list[nn.Module | None] = [model]
+    while left:
+        module = left.pop()
+        if module is not None and module not in found:
+            found[module] = None
+            if module._modules:
+                left.extend(reversed(module._modules.values()))
+    return list(found)
+
+
+def _are_in(parameters: FlatParameters, groups: list[dict[str, Any]]) -> bool:
+    """Whether they are what these groups have to train: `FlatParameters.same_as`, but quick."""
+    tensors: list[Tensor] = []
+    decays: list[float] = []
+    for group in groups:
+        trained = [p for p in group["params"] if p.requires_grad]
+        tensors += trained
+        decays += [group.get("weight_decay", 0.0)] * len(trained)
+    dtype, device = parameters.dtype, parameters.device
+    return (
+        len(tensors) == len(parameters.tensors)
+        and all(map(operator.is_, tensors, parameters.tensors))
+        and decays == parameters.weight_decay
+        # Of each: they may have been moved one by one.
+        and all(p.dtype is dtype and p.device == device for p in tensors)
+    )
+
+
+def _holds(model: nn.Module, tensors: Sequence[Tensor]) -> bool:
+    """Whether all of them are parameters of the model, none of a layer that was replaced."""
+    held = {id(p) for module in modules_in(model) for p in module._parameters.values()}
+    return held.issuperset(map(id, tensors))
+
+
 def _unwrapped(model: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel, which does not work with autograd.grad."""
     if torch.distributed.is_available() and isinstance(model, nn.parallel.DistributedDataParallel):
@@ -196,7 +238,7 @@ def require_graph(losses: Tensor) -> None:
 
 def _cudnn_for(model: nn.Module) -> AbstractContextManager[Any]:
     """CuDNN's recurrent nets have no second derivative, and in eval mode not even a first."""
-    if torch.backends.cudnn.enabled and any(isinstance(m, nn.RNNBase) for m in model.modules()):
+    if torch.backends.cudnn.enabled and any(isinstance(m, nn.RNNBase) for m in modules_in(model)):
         return torch.backends.cudnn.flags(enabled=False)
     return nullcontext()
 

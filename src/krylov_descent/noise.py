@@ -99,9 +99,8 @@ def error_sums(values: Tensor) -> Tensor:
 
 def noise_from(sums: Tensor) -> float:
     """What `noise_of_sum` gives, from `error_sums` over all samples."""
-    freedom = math.sqrt(len(sums) - 1)
-    independent, shared_too = math.sqrt(float(sums[0])), float(sums[1:].norm())
-    return max(independent, shared_too) / freedom
+    squares, *shared_too = sums.tolist()
+    return max(math.sqrt(squares), math.hypot(*shared_too)) / math.sqrt(len(shared_too))
 
 
 @functools.cache

@@ -11,9 +11,12 @@ Under a process group each rank walks over its own samples, and the sums are tho
 ranks (see `distributed`).
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +24,17 @@ from torch import Tensor, nn
 from krylov_descent import probes
 from krylov_descent.arguments import check_counts, check_flags
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples
+from krylov_descent.branches import side_by_side
 from krylov_descent.cuda_graphs import Part
 from krylov_descent.distributed import Ranks
 from krylov_descent.linear_layers import losses_and_gradients
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, Params
+from krylov_descent.on_the_way import OnTheWay
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.per_sample import SquaredGradients
 from krylov_descent.recordings import Recordings
-from krylov_descent.sums import Evaluation, Sums, Whole
+from krylov_descent.sums import Evaluation, Sums, Whole, check_normaliser
 
 CPU_ACTIVATION_MEMORY = 1 << 30
 # A recording holds on to its activations; with more of them the kernels are long, too.
@@ -149,10 +154,16 @@ class Objective:
         with self.ranks.own_work():
             # What torch.compile made of the model is not given up for a recording.
             compiled = self.network.model is not self.network.eager
-            whole, found = None if compiled else self._recordable(data), None
-            if whole is not None:
-                found = self._replay("gradient", _gradient, whole, sums, when_repeated=True)
-            total = self._add_gradients(sums, data) if found is None else found[0]
+            whole = None if compiled else self._recordable(data)
+            if whole is not None and not self.ranks.together:
+                evaluation = self._replay("gradient", _gradient, whole, when_repeated=True)
+                if evaluation is not None:
+                    return evaluation
+            elif whole is not None:
+                found = self._replay_sums("gradient", _gradient, whole, sums, when_repeated=True)
+                total = None if found is None else found[0]
+            if total is None:
+                total = self._add_gradients(sums, data)
         return sums.evaluation(total, None, later=self.recordings.postpones)
 
     def part_of_value_and_gradient(self, data: Any, normaliser: float) -> Evaluation:
@@ -179,21 +190,33 @@ class Objective:
             total = self.parameters.add(total, self.network.gradients(losses))
         return total
 
-    def value_gradient_and_squares(self, data: Any) -> Evaluation:
-        """f, its gradient and the mean of squared per-sample gradients, in one walk."""
+    def value_gradient_and_squares(
+        self, data: Any, into: "MadeOfSquares | None" = None
+    ) -> Evaluation:
+        """f, its gradient and the mean of squared per-sample gradients, in one walk.
+
+        Args:
+            data: to walk over.
+            into: what is made of the squares, where they are wanted for nothing else: they are not
+                returned then.
+        """
         parameters = self.parameters
         sums = self._sums()
         total: Tensor | None = None
         total_squares: Tensor | None = None
         with self.ranks.own_work():
-            whole, found = self._recordable(data), None
+            whole = self._recordable(data)
             # Once all is known about the model.
             if whole is not None and self._squares.settled:
-                part = self._gradient_and_squares
-                found = self._replay("gradient and squares", part, whole, sums)
-            if found is not None:
-                total, total_squares = found
-            for batch in self._batches_for_squares(data) if found is None else ():
+                name, part = "gradient and squares", self._gradient_and_squares
+                if not self.ranks.together:
+                    evaluation = self._replay(name, part, whole, into=into)
+                    if evaluation is not None:
+                        return evaluation
+                else:
+                    found = self._replay_sums(name, part, whole, sums)
+                    total, total_squares = (None, None) if found is None else found
+            for batch in self._batches_for_squares(data) if total is None else ():
                 losses, gradients, squares = self._squares.of_batch(batch, self.activation_memory)
                 sums.add(batch, losses)
                 total = parameters.add(total, gradients)
@@ -201,7 +224,11 @@ class Objective:
                 total_squares = parameters.add(total_squares, squares)
                 del squares
         later = self.recordings.postpones
-        return sums.evaluation(total, total_squares, squared=True, later=later)
+        walked = sums.evaluation(total, total_squares, squared=True, later=later)
+        if into is None:
+            return walked
+        into.take_squares(parameters, walked.squares)
+        return replace(walked, squares=walked.squares.new_empty(0))
 
     def _batches_for_squares(self, data: Any) -> Iterator[Batch]:
         """Smaller ones: what goes out of Linear layers and comes back to them is held, too."""
@@ -233,17 +260,69 @@ class Objective:
         return batch if batch is not None and self.may_record(batch) else None
 
     def _replay(
-        self, name: str, part: Part, batch: Batch, sums: Sums, *, when_repeated: bool = False
-    ) -> list[Tensor] | None:
-        """What a part gives for a batch, by a recording; None where there is none.
+        self,
+        name: str,
+        part: Part,
+        batch: Batch,
+        *,
+        into: "MadeOfSquares | None" = None,
+        when_repeated: bool = False,
+    ) -> Evaluation | None:
+        """The means that become of a part's sums over a batch, by one recording of everything.
+
+        None where there is none. In one process: ranks add up their sums first.
 
         Args:
             name: of the recording.
             part: gives the losses, and vectors.
             batch: for which there may be a recording.
-            sums: that the losses go into.
+            into: what is made of the squares, which are not returned then.
             when_repeated: not at the first call; the second one may be for other data.
         """
+        recordings, parameters = self.recordings, self.parameters
+        batch = batch.to(parameters.device)
+        known = self.network.loss.normaliser(batch.targets, batch.size)
+        if isinstance(known, float) and not known:
+            return None  # what is refused is refused by `Sums`
+        # By a kernel, where it is a number: a copy would wait for all before it.
+        divisor = (
+            known
+            if isinstance(known, Tensor)
+            else torch.full((), known, dtype=torch.float64, device=parameters.device)
+        )
+        recording = recordings.load(
+            name,
+            partial(_means, part, into),
+            batch,
+            divisor,
+            fixed=() if into is None else into.tensors,
+            when_repeated=when_repeated,
+        )
+        if recording is None:
+            return None
+        arriving = OnTheWay(known) if isinstance(known, Tensor) else None  # before what takes long
+        numbers, vectors, _ = recording()
+        later = OnTheWay(numbers)
+        if not recordings.hold(batch):
+            return None
+        normaliser = float(known if arriving is None else arriving.read())
+        check_normaliser(normaliser)
+        # The next call overwrites them; who postpones has no use for them by then.
+        gradient, *squares = vectors if recordings.postpones else [v.clone() for v in vectors]
+        found = Evaluation(
+            value=math.nan,
+            gradient=gradient,
+            squares=squares[0] if squares else gradient.new_empty(0),
+            samples=batch.size,
+            normaliser=normaliser,
+            later=later,
+        )
+        return found if recordings.postpones else found.there()
+
+    def _replay_sums(
+        self, name: str, part: Part, batch: Batch, sums: Sums, *, when_repeated: bool = False
+    ) -> list[Tensor] | None:
+        """The vectors that a part gives for a batch of this rank; the losses go into its sums."""
         batch = batch.to(self.parameters.device)
         recording = self.recordings.load(name, part, batch, when_repeated=when_repeated)
         if recording is None:
@@ -306,13 +385,16 @@ class Objective:
 
         Or when not everything could be told: then at the next step, and outside of steps each time.
         """
-        signature, known = probes.signature(self.network), self._findings
+        known = self._findings
         again = self._look_again or not self.recordings.in_step
         self._look_again = False
-        if known is not None and known.signature == signature:
+        if known is not None:
             more_to_tell = (known.single and batch.size > 1) or (known.undecided and again)
-            if not more_to_tell:
+            if not more_to_tell and not again:  # nothing changes within a step
                 return
+        signature = probes.signature(self.network)
+        if known is not None and known.signature == signature and not more_to_tell:
+            return
         found = probes.probe(self.network, batch, signature)
         if found == known:
             return
@@ -348,6 +430,63 @@ class Objective:
         return torch.enable_grad() if self.findings.forward_differentiates else torch.no_grad()
 
 
+class MadeOfSquares(Protocol):
+    """What is made of mean squared gradients by kernels alone, which a GPU records with them."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Where it is: the same at every step, updated in place."""
+
+    def take_squares(self, parameters: FlatParameters, squares: Tensor) -> None:
+        """Make it of squares [n], which may be overwritten."""
+
+
 def _gradient(network: Network, batch: Batch) -> tuple[Tensor, Tensor]:
     losses, gradients = losses_and_gradients(network, batch)
     return losses, network.parameters.flatten(gradients)
+
+
+def _means(
+    part: Part, into: MadeOfSquares | None, network: Network, batch: Batch, normaliser: Tensor
+) -> tuple[Tensor, list[Tensor], tuple[Tensor, ...]]:
+    """Value and length of the gradient [2]; gradient [n] and squares [n]; for a recording.
+
+    And what was made of the squares: held by the recording, it stays in its place.
+
+    Args:
+        part: gives the losses, Σ gradients [n] and, perhaps, Σ squares [n].
+        into: what is made of the squares, which are not given themselves then.
+        network: whose parameters have the L2 term.
+        batch: all samples.
+        normaliser: what their losses are divided by, in float64.
+    """
+    parameters = network.parameters
+    jobs: list[Callable[[], Any]] = [
+        partial(part, network, batch),
+        parameters.decay_term,
+        parameters.copy,
+        # The sample's part of the mean is nᵢN/W, so its square is nᵢ²N²/W², over N.
+        lambda: [s.to(parameters.dtype) for s in (1 / normaliser, batch.size / normaliser**2)],
+    ]
+    (losses, gradient, *of_squares), decay, theta, scales = side_by_side(jobs)
+    scale, scale_of_squares = scales
+
+    def numbers() -> Tensor:
+        parameters.scale_and_add_decay(gradient, scale, theta)
+        value = losses.sum(dtype=torch.float64) / normaliser + decay
+        return torch.stack([value, gradient.norm().double()])
+
+    def scaled(sums: Tensor) -> Tensor:
+        sums.mul_(scale_of_squares)
+        if into is not None:
+            into.take_squares(parameters, sums)
+        return sums
+
+    following: list[Callable[[], Tensor]] = [
+        numbers,
+        *(partial(scaled, sums) for sums in of_squares),
+    ]
+    found, *squares = side_by_side(following)
+    if into is None:
+        return found, [gradient, *squares], ()
+    return found, [gradient], into.tensors

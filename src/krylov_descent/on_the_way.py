@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 
 
-class OnTheWay:
-    """A number, or a few of them, copied from now on and waited for when they are read.
+class Arriving:
+    """A number, or a few of them, that were launched to the host, and are waited for when read.
 
-    Only they are waited for, and not what a GPU was told to do after them.
+    Only what was launched so far is waited for, and not what a GPU is told to do from now on.
 
     Args:
-        numbers: small, of any shape; may be overwritten by what is launched from now on.
+        numbers: on the CPU, pinned if they come from a GPU; of any shape.
+        device: where they come from.
     """
 
-    def __init__(self, numbers: Tensor) -> None:
-        # Into pinned memory: any other would be waited for.
-        self._numbers = numbers.to("cpu", non_blocking=True, copy=True)
+    def __init__(self, numbers: Tensor, device: torch.device) -> None:
+        self._numbers = numbers
         self._arrival: torch.cuda.Event | None = None
-        if numbers.is_cuda:
-            self._arrival = torch.cuda.current_stream(numbers.device).record_event()
+        if device.type == "cuda":
+            self._arrival = torch.cuda.current_stream(device).record_event()
 
     def read(self) -> Any:
         """The number, or a list of them."""
@@ -31,6 +31,18 @@ class OnTheWay:
         if self._arrival is not None:
             self._arrival.synchronize()
         return self._numbers
+
+
+class OnTheWay(Arriving):
+    """The same of numbers that are copied to the host from now on.
+
+    Args:
+        numbers: small, of any shape; may be overwritten by what is launched from now on.
+    """
+
+    def __init__(self, numbers: Tensor) -> None:
+        # Into pinned memory: any other would be waited for.
+        super().__init__(numbers.to("cpu", non_blocking=True, copy=True), numbers.device)
 
 
 def sent(numbers: Tensor, like: Tensor) -> Tensor:

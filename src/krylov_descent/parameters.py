@@ -87,6 +87,16 @@ class FlatParameters:
         parts = torch.split(vector, self.sizes)
         return [part.view(p.shape) for part, p in zip(parts, self.tensors, strict=True)]
 
+    def empty_pieces(self) -> list[Tensor]:
+        """New tensors of whatever numbers, one like each parameter."""
+        return [torch.empty_like(p) for p in self.tensors]
+
+    def copied_pieces(self, vector: Tensor) -> list[Tensor]:
+        """The pieces of a vector [n] as new tensors, one like each parameter."""
+        copies = self.empty_pieces()
+        torch._foreach_copy_(copies, self.pieces(vector))
+        return copies
+
     def empty(self) -> Tensor:
         """A new vector [n] of whatever numbers."""
         return torch.empty(self.numel, dtype=self.dtype, device=self.device)

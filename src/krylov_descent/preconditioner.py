@@ -6,7 +6,6 @@ largest entry of about 1, numbers stay within the range of half precision.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from krylov_descent.batches import Batch
 from krylov_descent.objective import Objective
+from krylov_descent.parameters import FlatParameters
 from krylov_descent.sums import Evaluation
 
 
@@ -110,19 +110,26 @@ class FisherDiagonal(Diagonal):
 
     def update(self, objective: Objective, data: Any) -> Evaluation:
         """One walk over A for value, gradient and squares."""
-        found = objective.value_gradient_and_squares(data)
-        objective.parameters.add_decay_constant(found.squares)
-        largest = found.squares.max()
+        p, D = objective.parameters, self.diagonal
+        # Where recorded kernels look for it, as long as it is of the same kind.
+        if (D.numel(), D.dtype, D.device) != (p.numel, p.dtype, p.device):
+            self.diagonal = p.empty()
+        return objective.value_gradient_and_squares(data, into=self)
+
+    def take_squares(self, parameters: FlatParameters, squares: Tensor) -> None:
+        """Make D, in place.
+
+        Args:
+            parameters: of the model.
+            squares: mean squared gradients [n]; overwritten.
+        """
+        parameters.add_decay_constant(squares)
+        largest = squares.max()
         # Without a host decision: where the largest is zero, everything becomes one.
         one = torch.ones_like(largest)
-        kinds = [(t.shape, t.dtype, t.device) for t in (self.diagonal, found.squares)]
-        if kinds[0] != kinds[1]:
-            self.diagonal = torch.empty_like(found.squares)
-        relative = found.squares.div_(torch.where(largest > 0, largest, one))
+        relative = squares.div_(torch.where(largest > 0, largest, one))
         floor = torch.where(largest > 0, self._epsilon * one, one)
-        # In place, where recorded kernels look for it.
         torch.clamp(relative, min=floor, out=self.diagonal)
-        return replace(found, squares=found.squares.new_empty(0))
 
 
 class Identity:

@@ -25,7 +25,7 @@ from krylov_descent.batches import Batch
 from krylov_descent.linear_layers import recorded_linear_layers, trusted_layers
 from krylov_descent.losses import LossContractError
 from krylov_descent.messages import first_line
-from krylov_descent.network import Network
+from krylov_descent.network import Network, modules_in
 from krylov_descent.precision import forward_precision
 
 PROBE_SAMPLES = 8
@@ -85,7 +85,7 @@ class Findings:
 def signature(network: Network) -> Signature:
     """Changes when a module is replaced, or a `training` flag or autocast is switched."""
     # By weak reference: the id of a module that is gone may be given to its successor.
-    modules = tuple((weakref.ref(module), module.training) for module in network.model.modules())
+    modules = tuple((weakref.ref(module), module.training) for module in modules_in(network.model))
     return network.autocast, modules
 
 
@@ -150,7 +150,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Put every buffer back as it was, bit for bit; but for views of parameters."""
     before = [
         (module, name, buffer, buffer.clone())
-        for module in model.modules()
+        for module in modules_in(model)
         if module._buffers  # asked first: most have none, and this is done at every step
         for name, buffer in module.named_buffers(recurse=False)
     ]

@@ -1,13 +1,15 @@
 """f_C over a basis that is in the same place at every step, by recordings: c → f_C(θ + Vc).
 
 What a search on a GPU asks for, with little for the host to do: an evaluation is one launch, which
-fetches the coefficients from the host and brings value and projected gradient there, and so is the
-measurement of noise. They are made ready while the GPU is busy with the basis, and the evaluation
-with which every search begins, c = 0, is launched right behind that: it is the same whatever the
-basis turns out to be.
+fetches the coefficients from the host and brings value and projected gradient there, and so are the
+measurement of noise and the step that is taken in the end. They are made ready while the GPU is
+busy with the basis, and the evaluation with which every search begins, c = 0, is launched right
+behind that: it is the same whatever the basis turns out to be. Any other point that will probably
+be asked for can be launched ahead, too.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -17,18 +19,18 @@ from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, Samples
 from krylov_descent.bfgs import Vector
-from krylov_descent.cuda_graphs import Part, Recording
 from krylov_descent.branches import side_by_side
+from krylov_descent.cuda_graphs import Part, Recording
 from krylov_descent.linear_layers import losses_and_gradients
-from krylov_descent.noise import NOISE_POINTS, ORDER, error_sums
+from krylov_descent.noise import NOISE_POINTS, ORDER, error_sums, noise_steps
 from krylov_descent.objective import Objective
-from krylov_descent.on_the_way import OnTheWay
+from krylov_descent.on_the_way import Arriving, OnTheWay
 from krylov_descent.recordings import Aliased
 from krylov_descent.tensor_cores.entry import under_way
 from krylov_descent.tensor_cores.transfers import brought, fetched
 
 # Names of recordings.
-EVALUATION, NOISE = "evaluation", "noise"
+EVALUATION, NOISE, STEP = "evaluation", "noise", "step"
 
 
 def launched_objective(
@@ -56,17 +58,54 @@ def launched_objective(
     if evaluation is None:
         return None
     noise = recordings.beside(evaluation, NOISE, _error_sums(objective, slots), fixed=(slots,))
-    return RecordedObjective(evaluation, noise, batch.size, OnTheWay(normaliser))
+    step = recordings.beside(evaluation, STEP, _step(slots), fixed=(slots,))
+    return RecordedObjective(
+        objective, evaluation, noise, step, samples=batch.size, normaliser=OnTheWay(normaliser)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A step d, by which the parameters were moved.
+
+    Attributes:
+        pieces: of d, new tensors like the parameters.
+        norm: ‖d‖, which may be on its way.
+    """
+
+    pieces: list[Tensor]
+    norm: Arriving
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _UnderWay:
+    """An evaluation that was launched.
+
+    Attributes:
+        coefficients: c of its point θ + Vc [r].
+        numbers: value and Vᵀ∇f [1 + K + m].
+    """
+
+    coefficients: Vector
+    numbers: Arriving
+
+    def read(self) -> tuple[float, Vector]:
+        """Value and Vᵀ∇f [K + m]; waits for them. The next launch overwrites them."""
+        numbers = self.numbers.tensor().numpy()
+        return float(numbers[0]), numbers[1:]
 
 
 class RecordedObjective:
     """f_C in coefficients of the rows of a basis, around θ; the evaluation at θ is launched.
 
-    Evaluating may write the point into the module's parameters, and leaves it there.
+    Evaluating may write the point into the module's parameters, and leaves it there. What is
+    launched and never asked for does so, too, before all that is launched later.
 
     Args:
+        objective: f.
         evaluation: its recording, loaded with C and θ.
         noise: the recording of what noise is told from; None where that is not possible.
+        step: the recording of a step, likewise.
         samples: |C|.
         normaliser: what the sum of their losses is divided by.
 
@@ -75,12 +114,24 @@ class RecordedObjective:
     """
 
     def __init__(
-        self, evaluation: Recording, noise: Recording | None, samples: int, normaliser: OnTheWay
+        self,
+        objective: Objective,
+        evaluation: Recording,
+        noise: Recording | None,
+        step: Recording | None,
+        *,
+        samples: int,
+        normaliser: OnTheWay,
     ) -> None:
         self.samples, self._arriving = samples, normaliser
-        self._evaluation, self._noise = evaluation, noise
-        self._coefficients, self._numbers = (tensor.numpy() for tensor in evaluation.result)
-        self._launch(np.zeros(0))
+        self._evaluation, self._noise, self._step = evaluation, noise, step
+        self._device = objective.parameters.device
+        self._under_way: list[_UnderWay] = []
+        self._at_theta = self._launch(np.zeros(0))
+        # What can be made ready for later, while the GPU is busy.
+        if noise is not None:
+            _write(noise_steps(objective.findings.epsilon), noise.result[0].numpy()[-NOISE_POINTS:])
+        self._pieces = [] if step is None else objective.parameters.empty_pieces()
 
     @cached_property
     def normaliser(self) -> float:
@@ -88,34 +139,61 @@ class RecordedObjective:
         return float(self._arriving.read())
 
     def __call__(self, coefficients: Vector) -> tuple[float, Vector]:
-        """Value and Vᵀ∇f [K + m] at θ + Vc, given c [r] of the first r rows."""
-        self._launch(coefficients)
-        return self.read()
+        """Value and Vᵀ∇f [K + m] at θ + Vc, given c [r] of the first r rows.
 
-    def read(self) -> tuple[float, Vector]:
-        """What was launched last, which is waited for; overwritten by the next evaluation."""
-        self._wait()
-        return float(self._numbers[0]), self._numbers[1:]
+        Overwritten by the next evaluation. One that is under way at exactly c is waited for.
+        """
+        for ahead in self._under_way:
+            if np.array_equal(ahead.coefficients, coefficients):
+                self._under_way.remove(ahead)
+                return ahead.read()
+        return self._launch(coefficients).read()
 
-    def error_sums(self, along: Vector, steps: list[float]) -> Tensor | None:
-        """Of the losses at points along Vc, c [r] of the first r rows; None where not recorded."""
+    def at_theta(self) -> tuple[float, Vector]:
+        """The same at θ; of all rows as they were made, before any were left out."""
+        return self._at_theta.read()
+
+    def launch_ahead(self, coefficients: Vector) -> None:
+        """Launch the evaluation at θ + Vc, which will probably be asked for next.
+
+        Args:
+            coefficients: c [r] of the first r rows; not written to from now on.
+        """
+        self._under_way.append(self._launch(coefficients))
+
+    def launch_noise(self, along: Vector) -> Arriving | None:
+        """`error_sums` of the losses at `noise_steps` along Vc; None where not recorded.
+
+        Args:
+            along: c [r] of the first r rows.
+        """
         if self._noise is None:
             return None
-        numbers, sums = self._noise.result
-        coefficients, lengths = np.split(numbers.numpy(), [-NOISE_POINTS])
-        _write(along, coefficients)
-        _write(steps, lengths)
-        self._noise()
-        self._wait()
-        found: Tensor = sums
-        return found
+        _write(along, self._noise.result[0].numpy()[:-NOISE_POINTS])
+        _, sums = self._noise()
+        return Arriving(sums, self._device)
 
-    def _launch(self, coefficients: Vector) -> None:
-        _write(coefficients, self._coefficients)
+    def take(self, coefficients: Vector) -> Taken | None:
+        """Write θ + Vc into the parameters, c [r] of the first r rows; None where not recorded.
+
+        Once: the pieces are those that were made ready.
+        """
+        if self._step is None:
+            return None
+        _write(coefficients, self._step.result[0].numpy())
+        _, norm, pieces = self._step()
+        norm_arriving = Arriving(norm, self._device)
+        torch._foreach_copy_(self._pieces, pieces)
+        return Taken(self._pieces, norm_arriving)
+
+    def _launch(self, coefficients: Vector) -> _UnderWay:
+        # They have one place on the host. What was launched there and not asked for may yet fetch
+        # other coefficients than its own, and brings numbers that are not read any more.
+        self._under_way.clear()
+        place, numbers = self._evaluation.result
+        _write(coefficients, place.numpy())
         self._evaluation()
-
-    def _wait(self) -> None:
-        torch.cuda.current_stream(self._evaluation.given[0].device).synchronize()
+        return _UnderWay(coefficients, Arriving(numbers, self._device))
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what is not finite is found by the search
@@ -197,6 +275,22 @@ def _error_sums(objective: Objective, slots: Tensor) -> Part:
         return numbers, sums
 
     return error_sums_at_points
+
+
+def _step(slots: Tensor) -> Part:
+    """A step, for a recording: θ + Vc into the parameters, and Vc in pieces like them."""
+    on_host = _on_host(len(slots), 1, slots.dtype)
+
+    def take(
+        network: Aliased, _batch: Batch, theta: Tensor, _: Tensor
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        coefficients, norm = on_host()
+        step = slots.t() @ fetched(coefficients, slots.device)
+        network.parameters.assign(theta + step)
+        brought(step.norm().double().reshape(1), norm)
+        return coefficients, norm[0], network.parameters.pieces(step)
+
+    return take
 
 
 def _may_be_side_by_side(objective: Objective, batch: Batch) -> bool:

@@ -13,6 +13,7 @@ differ by a thousandth, everything is recorded anew. (Mini-batches are recorded 
 with dropout both ways always differ.) What cannot be recorded is run as it is, and said so once.
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -23,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, Tree, tensors_in
+from krylov_descent.branches import side_by_side
 from krylov_descent.cuda_graphs import Part, RecordedProduct, Recording
 from krylov_descent.forward_mode import BatchProduct
-from krylov_descent.branches import side_by_side
 from krylov_descent.messages import first_line
-from krylov_descent.network import Network
+from krylov_descent.network import Network, modules_in
 from krylov_descent.on_the_way import OnTheWay
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.precision import precisions
@@ -128,8 +129,9 @@ class Recordings:
     def postponed(self) -> Iterator[None]:
         """For a while of a step the host does not wait for the GPU to find out numbers.
 
-        `hold` says yes, whatever it will have found. Whoever wants this asks for the `answer`
-        later, and if that was no, does again what was done on trust.
+        `hold` says yes, and leaves the question open. Whoever wants this asks for the `answer`
+        later, and if that was no, does again what was done on trust. And vectors that are found
+        meanwhile are overwritten when they are asked for again.
         """
         self._postpones = self.in_step
         try:
@@ -160,27 +162,47 @@ class Recordings:
         """
         # For each precision: Hessian-Free may have tf32 for its products alone.
         precision, known = precisions(), self._step
-        if known is not None and precision in (known.looked_at | known.unanswered.keys()):
+        if known is not None and (precision in known.looked_at or precision in known.open):
             return True
         few = batch.rows(0, PULSE_SAMPLES)
-        pulse = self.load(f"{PULSE} in {precision}", _losses, few)
-        if pulse is None:
+        recording = self.load(f"{PULSE} in {precision}", _losses, few)
+        if recording is None:
             return True
-        fresh = self._network.sample_losses(few, eager=True).detach().double()
-        error, size = (pulse().double() - fresh).abs().sum(), fresh.abs().sum()
-        # Losses that are zero, of targets to ignore, or not finite tell nothing.
-        tell = (size > 0) & size.isfinite()
-        found = OnTheWay(torch.stack([error <= PULSE_TOLERANCE * size, tell]))
-        self.work_meanwhile()
+        # Here, among other recordings: two at once might use the same memory of a library.
+        losses = recording()
         if known is not None and self._postpones:
-            known.unanswered[precision] = found
+            # Where a forward pass may write to buffers, nothing else may be under way.
+            if known.has_buffers:
+                known.open[precision] = self._compare(_Pulse(few, losses, None))
+            else:
+                now = _now(self._network.parameters.device)
+                known.open[precision] = _Pulse(few, losses, now)
+            self.work_meanwhile()
             return True
+        found = self._compare(_Pulse(few, losses, None))
+        self.work_meanwhile()
         return self._decide(precision, found)
 
     def answer(self) -> None:
-        """Do what `hold` does, where that was postponed: forget them if they do not hold."""
-        while self._step is not None and self._step.unanswered:
-            self._decide(*self._step.unanswered.popitem())
+        """Do what `hold` does, where that was postponed: forget them if they do not hold.
+
+        Ask when all that was to be launched meanwhile is, but for what changes parameters.
+        """
+        while self._step is not None and self._step.open:
+            precision, question = self._step.open.popitem()
+            found = self._compare(question) if isinstance(question, _Pulse) else question
+            self._decide(precision, found)
+
+    def _compare(self, pulse: "_Pulse") -> OnTheWay:
+        """Whether the network does now what was recorded of it, and whether that can be told."""
+        # On a stream of its own with a place of its own in autograd: see `Aliased`.
+        network = self._network if pulse.moment is None else Aliased(self._network)
+        with _beside_what_follows(pulse.moment, network.parameters.device):
+            fresh = network.sample_losses(pulse.few, eager=True).detach().double()
+            error, size = (pulse.losses.double() - fresh).abs().sum(), fresh.abs().sum()
+            # Losses that are zero, of targets to ignore, or not finite tell nothing.
+            tell = (size > 0) & size.isfinite()
+            return OnTheWay(torch.stack([error <= PULSE_TOLERANCE * size, tell]))
 
     def _decide(self, precision: Precision, found: OnTheWay) -> bool:
         agree, telling = found.read()
@@ -317,27 +339,78 @@ class _Known:
         parameters: all of them; what they hold may be replaced.
         modules: those with buffers, which a forward pass may replace.
         looked_at: the precisions in which recordings were seen to hold, or were forgotten.
-        unanswered: those in which they were looked at, with what is to be read of it.
+        open: those in which it is to be seen whether they hold: by a comparison that is still to
+            come, or one whose answer is to be read.
     """
 
     parameters: list[nn.Parameter]
     modules: list[nn.Module]
     looked_at: set[Precision] = field(default_factory=set)
-    unanswered: dict[Precision, OnTheWay] = field(default_factory=dict)
+    open: dict[Precision, "_Pulse | OnTheWay"] = field(default_factory=dict)
 
     @classmethod
     def of(cls, network: Network) -> "_Known":
         """A model and a loss that nothing is known of yet."""
         roots = [m for m in (network.eager, network.loss.module) if isinstance(m, nn.Module)]
-        modules = [m for root in roots for m in root.modules()]
+        modules = [m for root in roots for m in modules_in(root)]
         parameters = [p for m in modules for p in m._parameters.values() if p is not None]
         return cls(parameters, [m for m in modules if m._buffers])
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether there is any."""
+        return any(b is not None for module in self.modules for b in module._buffers.values())
 
     def tensors(self) -> Iterator[Tensor]:
         """All that a forward pass reads where it is."""
         yield from self.parameters
         for module in self.modules:
             yield from module.buffers(recurse=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pulse:
+    """A few samples by a recording, to be compared with what the network does now.
+
+    Attributes:
+        few: the samples, m of them.
+        losses: as recorded [m]; overwritten when it is replayed again.
+        moment: when they were launched, where the comparison is not to wait for what followed.
+    """
+
+    few: Batch
+    losses: Tensor
+    moment: torch.cuda.Event | None
+
+
+def _now(device: torch.device) -> torch.cuda.Event | None:
+    """The moment until which kernels were launched; None where that makes no difference."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+@contextmanager
+def _beside_what_follows(moment: torch.cuda.Event | None, device: torch.device) -> Iterator[None]:
+    """For a while kernels wait for those launched before a moment alone, not for what followed it.
+
+    All that is launched afterwards waits for them. So nothing that they read may be written to by
+    what followed the moment; and no memory that is let go meanwhile is used again too early.
+    """
+    if moment is None:
+        yield
+        return
+    current, own = torch.cuda.current_stream(device), _stream_beside(device)
+    own.wait_event(moment)
+    try:
+        with torch.cuda.stream(own):
+            yield
+    finally:
+        current.wait_stream(own)
+
+
+@functools.cache
+def _stream_beside(device: torch.device) -> torch.cuda.Stream:
+    """One that goes first, where others fill a GPU, and is none of those that are recorded on."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 class Aliased(Network):

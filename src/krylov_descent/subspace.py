@@ -7,7 +7,7 @@ same is VT, with TᵀVᵀVT = 1, and T acts on the small vectors, too.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -117,7 +117,7 @@ def cut(basis: Tensor, found: Tensor) -> Subspace:
     for slot, row in enumerate(rows):
         if slot != row:
             basis[slot] = basis[row]
-    return Subspace(basis[: len(rows)], curvature.double(), gram, rows)
+    return Subspace(basis[: len(rows)], curvature, gram, rows)
 
 
 class Coordinates:
@@ -161,35 +161,58 @@ class Coordinates:
     @one_thread()
     def _found(self) -> tuple[Tensor, Vector]:
         """The eigenvalues, and C⁻¹Tᵀ."""
-        curvature, epsilon, T = self._curvature, self._epsilon, _orthonormalizing(self._gram)
-        ritz_values, vectors = torch.linalg.eigh(T.t() @ curvature @ T)
-        largest, size = float(ritz_values[-1]), float(ritz_values.abs().max())
+        # All by torch, and in few operations, of which each costs more than its arithmetic. NumPy
+        # is no faster for 20 rows; from 40 on it wakes threads of its own, whatever torch was told.
+        rounding = len(self._gram) * torch.finfo(self._gram.dtype).eps
+        transposed = _orthonormalizing(self._gram.double(), rounding)
+        ritz_values, vectors = torch.linalg.eigh(transposed @ self._curvature @ transposed.t())
+        ascending = ritz_values.tolist()
+        largest, size = ascending[-1], max(-ascending[0], ascending[-1])
         # An eigenvalue of zero is found as rounding of either sign, which must not set the floor.
         # H̄ is in float64, but of products that were rounded as vectors are.
-        rounding = len(curvature) * torch.finfo(self._gram.dtype).eps * size
-        scale = largest if largest > rounding else size
+        scale = largest if largest > rounding * size else size
         if scale == 0:
             floored = torch.ones_like(ritz_values)
         else:
-            floored = ritz_values.clamp(min=epsilon * scale)
+            floored = ritz_values.clamp(min=self._epsilon * scale)
         factor = torch.linalg.cholesky((vectors * floored) @ vectors.t())
         # The inverse itself: it is applied twice per evaluation, where a triangular solve takes
         # ten times as long as a product, and the floor bounds its condition number.
-        return ritz_values, torch.linalg.solve_triangular(factor, T.t(), upper=False).numpy()
+        return ritz_values, torch.linalg.solve_triangular(factor, transposed, upper=False).numpy()
 
 
 def subspace_is_known(gram: Tensor) -> bool:
     """Whether there are vectors, all of a finite length that is not zero, given VᵀV."""
-    lengths = gram.diagonal()
-    return bool(len(gram)) and bool((lengths.isfinite() & (lengths > 0)).all())
+    lengths = gram.numpy().diagonal()
+    return bool(lengths.size) and bool((np.isfinite(lengths) & (lengths > 0)).all())
 
 
-def _orthonormalizing(gram: Tensor) -> Tensor:
-    """T [r, r] in float64 with TᵀGT = 1, for the Gram matrix G of independent vectors."""
-    lengths = gram.double().diagonal().sqrt()
-    values, vectors = torch.linalg.eigh(gram.double() / lengths.outer(lengths))
+def _orthonormalizing(gram: Tensor, rounding: float) -> Tensor:
+    """Tᵀ [r, r], lower triangular, with TᵀGT = 1, for the Gram matrix G of independent vectors.
+
+    Args:
+        gram: G [r, r], float64.
+        rounding: of its eigenvalues, were all lengths 1.
+    """
+    found: Tensor
+    factor, failed_at = torch.linalg.cholesky_ex(gram)
+    if not failed_at:
+        found = torch.linalg.solve_triangular(factor, _identity(len(gram)), upper=False)
+        # The inverse of the factor, were all lengths 1. Its squares add up to Σ 1/λ, which shows,
+        # as nearly always, that no eigenvalue is below the rounding. So they need not be found,
+        # which takes as long as all the rest.
+        inverse = found.numpy() * np.sqrt(gram.numpy().diagonal())
+        if np.vdot(inverse, inverse) * rounding <= 1:
+            return found
+    lengths = gram.diagonal().sqrt()
+    values, vectors = torch.linalg.eigh(gram / lengths.outer(lengths))
     # Below is rounding. Vectors that are orthonormal in a D of condition c have none below 1/c.
-    values = values.clamp(min=len(gram) * torch.finfo(gram.dtype).eps)
+    values = values.clamp(min=rounding)
     factor = torch.linalg.cholesky((vectors * values) @ vectors.t())
-    inverse: Tensor = torch.linalg.solve_triangular(factor, torch.diag(1 / lengths), upper=False)
-    return inverse.t()
+    found = torch.linalg.solve_triangular(factor, torch.diag(1 / lengths), upper=False)
+    return found
+
+
+@cache
+def _identity(rows: int) -> Tensor:
+    return torch.eye(rows, dtype=torch.float64)

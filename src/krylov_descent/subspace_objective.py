@@ -16,7 +16,7 @@ from krylov_descent.batches import Samples
 from krylov_descent.bfgs import Vector
 from krylov_descent.noise import NOISE_POINTS, error_sums, noise_from, noise_steps
 from krylov_descent.objective import Objective
-from krylov_descent.recorded_objective import RecordedObjective
+from krylov_descent.recorded_objective import RecordedObjective, Taken
 from krylov_descent.subspace import Coordinates, Subspace
 
 
@@ -67,6 +67,14 @@ class ObjectiveAround:
     def direction(self, a: Vector) -> Tensor:
         """V̄a, a vector [n]."""
         return self._basis.combine(torch.from_numpy(self._coordinates.to_basis(a)))
+
+    def take(self, a: Vector) -> Taken | None:
+        """Move the parameters to θ + V̄a by one launch; None where there is no recording for that.
+
+        Args:
+            a: [r]; the last point that is asked for.
+        """
+        return None
 
     def value(self) -> float:
         """f_C at the parameters as they are."""
@@ -119,7 +127,7 @@ class SubspaceObjective(ObjectiveAround):
         if self._recorded is None:
             return super().start()
         self._coordinates.find()  # while the GPU is busy with what was launched behind the basis
-        value, projected = self._recorded.read()
+        value, projected = self._recorded.at_theta()
         self.samples_seen += self.samples
         return value, self._coordinates.from_gradient(projected[self._subspace.rows])
 
@@ -138,28 +146,43 @@ class SubspaceObjective(ObjectiveAround):
     def noise(self, value: float, gradient: Vector) -> float:
         """Standard deviation of the rounding error of a value; four forward passes over C.
 
+        On a GPU the evaluation at a = −gradient, with which a search goes on, is launched behind
+        them.
+
         Args:
             value: at a = 0.
             gradient: there [r].
         """
-        epsilon: float = self._objective.findings.epsilon
-        sums = self._error_sums_along(gradient, noise_steps(epsilon))
+        sums = self._error_sums_by_recording(gradient)
+        if sums is None:
+            sums = self._error_sums_along(gradient)
         self.samples_seen += NOISE_POINTS * self.samples
-        if not bool(sums.isfinite().all()):
-            return self._least_noise(epsilon, value)
+        if not np.isfinite(sums.numpy()).all():
+            return self._least_noise(self._objective.findings.epsilon, value)
         return noise_from(sums) / self._normaliser
 
-    def _error_sums_along(self, direction: Vector, steps: list[float]) -> Tensor:
+    def take(self, a: Vector) -> Taken | None:
+        if self._recorded is None:
+            return None
+        return self._recorded.take(self._coordinates.to_basis(a))
+
+    def _error_sums_by_recording(self, gradient: Vector) -> Tensor | None:
+        if self._recorded is None:
+            return None
+        along = self._coordinates.to_basis(gradient)
+        sums = self._recorded.launch_noise(along)
+        if sums is None:
+            return None
+        self._recorded.launch_ahead(-along)
+        return sums.tensor()
+
+    def _error_sums_along(self, direction: Vector) -> Tensor:
         """Of the per-sample losses at points along a direction [r], on the CPU.
 
         Where C comes in another order each time, of their sums.
         """
-        if self._recorded is not None:
-            found = self._recorded.error_sums(self._coordinates.to_basis(direction), steps)
-            if found is not None:
-                return found
         rows = []
-        for step in steps:
+        for step in noise_steps(self._objective.findings.epsilon):
             self._move(step * direction)
             rows.append(self._objective.comparable_losses(self._set))
         return error_sums(torch.stack(rows))

@@ -27,7 +27,8 @@ class Evaluation:
             where not asked for.
         samples: how many samples were seen.
         normaliser: what the sum of their losses was divided by; the same number for most losses.
-        later: the value, where it is on its way to the host; it is NaN until it is `there`.
+        norm: length of the gradient, where it came with the value; else NaN.
+        later: value and norm, where they are on their way to the host; NaN until they are `there`.
     """
 
     value: float
@@ -35,11 +36,21 @@ class Evaluation:
     squares: Tensor
     samples: int
     normaliser: float
+    norm: float = math.nan
     later: OnTheWay | None = None
 
     def there(self) -> "Evaluation":
-        """The same with its value, which is waited for."""
-        return self if self.later is None else replace(self, value=self.later.read(), later=None)
+        """The same with its value and norm, which are waited for."""
+        if self.later is None:
+            return self
+        value, norm = self.later.read()
+        return replace(self, value=value, norm=norm, later=None)
+
+
+def check_normaliser(normaliser: float) -> None:
+    """Refuse a mean over nothing."""
+    if normaliser == 0:
+        raise ValueError("every target is ignored or has weight zero: the mean loss is not defined")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +109,8 @@ class Sums:
             squared: whether squares are wanted.
             later: not to wait for the value, where that is possible.
         """
-        sent = self._send() if later else None
-        value, normaliser = self._read() if sent is None else (math.nan, sent[1])
+        known = self._known_normaliser() if later else None
+        value, normaliser = self._read() if known is None else (math.nan, known)
         parameters, ranks = self._parameters, self._ranks
         gradient = ranks.sum_vector(self._or_zeros(gradient)).div_(normaliser)
         parameters.add_decay(gradient)
@@ -109,8 +120,8 @@ class Sums:
             squares.mul_(self._samples / normaliser**2)
         else:
             squares = gradient.new_empty(0)
-        arriving = None if sent is None else sent[0]
-        return Evaluation(value, gradient, squares, self._samples, normaliser, arriving)
+        found = Evaluation(value, gradient, squares, self._samples, normaliser)
+        return found if known is None else replace(found, later=self._send(known, gradient))
 
     def part(self, total: Tensor | None, normaliser: float) -> Evaluation:
         """The same of this rank's samples alone, divided by what all ranks' are divided by."""
@@ -139,17 +150,19 @@ class Sums:
             normaliser = float(sum(float(w) for w in self._normalisers))
         return numerator, normaliser
 
-    def _send(self) -> tuple[OnTheWay, float] | None:
-        """What `_read` gives; None where a rank has to be asked, or a GPU what to divide by."""
+    def _known_normaliser(self) -> float | None:
+        """What to divide by; None where a rank has to be asked, or a GPU, or where it is zero."""
         if self._ranks.together or any(isinstance(w, Tensor) for w in self._normalisers):
             return None
-        normaliser = float(sum(self._normalisers))
-        if not normaliser:  # which is told where it is read
-            return None
+        return float(sum(self._normalisers)) or None
+
+    def _send(self, normaliser: float, gradient: Tensor) -> OnTheWay:
+        """The objective, which `_read` would wait for, and the length of its gradient [n]."""
         numerator = torch.stack(self._numerators).sum()
         # By a tensor: a number's inverse would be multiplied with, which rounds twice.
-        value = numerator / torch.full_like(numerator, normaliser)
-        return OnTheWay(value + self._parameters.decay_term()), normaliser
+        mean = numerator / torch.full_like(numerator, normaliser)
+        value = mean + self._parameters.decay_term()
+        return OnTheWay(torch.stack([value, gradient.norm().double()]))
 
     def _read(self) -> tuple[float, float]:
         own = torch.tensor([*self._own_numbers(), self._samples], dtype=torch.float64)
@@ -157,8 +170,5 @@ class Sums:
         self._samples = int(samples)
         if not self._samples:
             raise ValueError("`data` is empty: it must hold at least one sample")
-        if normaliser == 0:
-            raise ValueError(
-                "every target is ignored or has weight zero: the mean loss is not defined"
-            )
+        check_normaliser(normaliser)
         return numerator / normaliser + self._parameters.decay_value(), normaliser

@@ -13,13 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD, recorded_objective
-from krylov_descent.batches import Batch
+from krylov_descent.batches import Batch, as_samples
 from krylov_descent.cuda_graphs import Part
 from krylov_descent.network import Network
+from krylov_descent.objective import Objective
+from krylov_descent.on_the_way import Arriving
 from krylov_descent.optimizers.result import Status
-from krylov_descent.recorded_objective import RecordedObjective
+from krylov_descent.recorded_objective import RecordedObjective, launched_objective
 from krylov_descent.recordings import Recordings
 from krylov_descent.subspace import LaunchedSubspace, Subspace, cut
+from tests.matrices import numbers
 from tests.optimizers.nets import classes, net, noisy_classes, parameters_of
 
 
@@ -68,11 +71,15 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         # On a CPU the rows that follow one that vanished are not written to.
         return like.new_zeros(rows, len(like))
 
-    there = LaunchedSubspace.there
+    there, tensor = LaunchedSubspace.there, Arriving.tensor
 
     def noted_there(subspace: LaunchedSubspace) -> Any:
         order.append("there")
         return there(subspace)
+
+    def noted_tensor(numbers: Arriving) -> Tensor:
+        order.append("read")
+        return tensor(numbers)
 
     monkeypatch.setattr(Recordings, "possible", property(lambda self: True))
     monkeypatch.setattr(Recordings, "hold", lambda self, batch: True)
@@ -81,8 +88,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Recordings, "load", load)
     monkeypatch.setattr(Recordings, "beside", beside)
     monkeypatch.setattr(recorded_objective, "_on_host", on_host)
-    monkeypatch.setattr(RecordedObjective, "_wait", lambda self: None)
     monkeypatch.setattr(LaunchedSubspace, "there", noted_there)
+    monkeypatch.setattr(Arriving, "tensor", noted_tensor)
     return order
 
 
@@ -91,9 +98,96 @@ def test_the_search_begins_before_the_basis_is_there(played: list[str]) -> None:
     for _ in range(3):
         played.clear()
         optimizer.step(classes())
-        there = played.index("there")
-        assert played[there - 2 : there] == ["basis of gauss-newton", "evaluation"]
-        assert played[there + 1 : there + 3] == ["noise", "evaluation"]
+        launched = [name for name in played if name != "read"]
+        there = launched.index("there")
+        assert launched[there - 2 : there] == ["basis of gauss-newton", "evaluation"]
+        assert launched[there + 1 : there + 3] == ["noise", "evaluation"]
+
+
+def test_the_first_point_is_on_its_way_before_the_noise_is_read(played: list[str]) -> None:
+    optimizer = KSD(net(), nn.CrossEntropyLoss())
+    for _ in range(3):
+        played.clear()
+        result = optimizer.step(classes())
+        # The basis, the normaliser, and the evaluation at θ, which was launched before.
+        search = played[played.index("there") + 1 :]
+        assert search[:3] == ["read"] * 3
+        ahead, step = ["noise", "evaluation", "read", "read"], ["step", "read"]
+        one_by_one = ["evaluation", "read"] * (result.evaluations - 2)
+        assert search[3:] == ahead + one_by_one + step
+
+
+def recorded(
+    played: list[str], slots: Tensor, data: tuple[Tensor, Tensor]
+) -> tuple[RecordedObjective, Objective, Tensor]:
+    """f_C of a linear model over a basis [r, n]; with θ."""
+    objective = Objective(linear(), nn.MSELoss())
+    theta = objective.parameters.copy()
+    found = launched_objective(objective, as_samples(data), theta, slots)
+    assert found is not None
+    assert played == ["evaluation"]
+    return found, objective, theta
+
+
+def test_an_evaluation_that_is_under_way_is_not_launched_again(played: list[str]) -> None:
+    slots, data = numbers(3, 4), other_targets_each_time()[0]
+    function, objective, theta = recorded(played, slots, data)
+
+    def expected(c: Tensor) -> tuple[float, Tensor]:
+        objective.parameters.assign(theta + c @ slots)
+        found = objective.value_and_gradient(data)
+        return found.value, slots @ found.gradient
+
+    first, second = numbers(2, seed=5), numbers(2, seed=6)
+    for ahead, asked, launches in [(first, first, 1), (first, second, 2), (first, first, 1)]:
+        played.clear()
+        function.launch_ahead(ahead.numpy())
+        value, projected = function(asked.numpy().copy())
+        assert played.count("evaluation") == launches
+        right, gradient = expected(torch.cat([asked, asked.new_zeros(1)]))
+        assert value == pytest.approx(right, rel=1e-12)
+        torch.testing.assert_close(torch.from_numpy(projected), gradient)
+    # What was read is not under way any more; other results may be in its place.
+    played.clear()
+    function(first.numpy())
+    assert played == ["evaluation", "read"]
+
+
+def test_what_nobody_asked_for_is_overwritten_by_the_step(played: list[str]) -> None:
+    slots = numbers(3, 4)
+    function, objective, theta = recorded(played, slots, other_targets_each_time()[0])
+    c = numbers(2, seed=5)
+    function.launch_ahead(numbers(2, seed=6).numpy())
+    taken = function.take(c.numpy())
+    assert taken is not None
+    step = c @ slots[:2]
+    torch.testing.assert_close(objective.parameters.flatten(taken.pieces), step)
+    torch.testing.assert_close(objective.parameters.copy(), theta + step)
+    assert taken.norm.read() == pytest.approx(float(step.norm()), rel=1e-12)
+
+
+@pytest.mark.usefixtures("played")
+def test_a_state_that_was_handed_out_stays_as_it_was() -> None:
+    optimizer = KSD(net(), nn.CrossEntropyLoss())
+    handed_out: list[list[Tensor]] = []
+    copies: list[list[Tensor]] = []
+    for _ in range(4):
+        optimizer.step(classes())
+        kept = [t for state in optimizer.state_dict()["state"].values() for t in state.values()]
+        handed_out.append(kept)
+        copies.append([t.clone() for t in kept])
+    for kept, copied in zip(handed_out, copies, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(kept, copied, strict=True))
+
+
+def test_with_a_learning_rate_a_step_is_not_taken_by_a_recording(played: list[str]) -> None:
+    optimizer = KSD(net(), nn.CrossEntropyLoss(), lr=0.5)
+    before = parameters_of(optimizer.objective.network.model)
+    result = optimizer.step(classes())
+    assert result.status is Status.MOVED
+    assert "step" not in played
+    moved = parameters_of(optimizer.objective.network.model) - before
+    assert float(moved.norm()) == pytest.approx(result.step_norm, rel=1e-4)
 
 
 def linear() -> nn.Module:
@@ -175,8 +269,37 @@ def test_a_basis_that_is_refused_leaves_the_parameters_bit_for_bit(played: list[
     before = model.p.detach().clone()
     result = KSD(model, row_sums, curvature="hessian").step((torch.ones(4, 3), None))
     assert "a curvature product on B is not finite" in result.reason
-    assert played[-2:] == ["evaluation", "there"]
+    assert played[-3:] == ["evaluation", "there", "read"]
     assert torch.equal(model.p.view(torch.int32), before.view(torch.int32))
+
+
+def test_a_search_that_noise_ends_leaves_the_parameters_bit_for_bit(
+    played: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though an evaluation was launched that nobody asked for."""
+    model = net()
+    before = parameters_of(model)
+    monkeypatch.setattr("krylov_descent.subspace_objective.noise_from", lambda sums: 1e30)
+    result = KSD(model, nn.CrossEntropyLoss()).step(classes())
+    assert (result.status, result.evaluations) == (Status.NO_DECREASE, 1)
+    assert played[-3:] == ["noise", "evaluation", "read"]
+    assert torch.equal(parameters_of(model), before)
+
+
+def test_an_error_in_the_search_leaves_the_parameters_bit_for_bit(
+    played: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = net()
+    before = parameters_of(model)
+
+    def fail(sums: Tensor) -> float:
+        raise RuntimeError("in the midst of it")
+
+    monkeypatch.setattr("krylov_descent.subspace_objective.noise_from", fail)
+    with pytest.raises(RuntimeError, match="in the midst of it"):
+        KSD(model, nn.CrossEntropyLoss()).step(classes())
+    assert played[-3:] == ["noise", "evaluation", "read"]
+    assert torch.equal(parameters_of(model), before)
 
 
 @pytest.mark.usefixtures("played")

@@ -16,6 +16,7 @@ from krylov_descent import (
     NonlinearCG,
     Status,
 )
+from krylov_descent.losses import LossContractError
 from krylov_descent.optimizers.ksd import PREVIOUS_STEP
 
 
@@ -118,6 +119,41 @@ def test_a_layer_that_was_replaced_is_told() -> None:
     assert torch.equal(flat(model), before)
 
 
+def test_a_layer_that_lends_its_parameters_to_another_one_is_no_matter() -> None:
+    model = network()
+    optimizer = KSD(model, nn.MSELoss(), dimension=3)
+    optimizer.step(samples())
+    other = nn.Linear(5, 4)
+    for name, p in list(model[0].named_parameters()):
+        setattr(other, name, p)
+    model[0] = other
+    assert optimizer.step(samples()).status is Status.MOVED
+
+
+def test_a_layer_in_another_precision_than_the_rest_is_told() -> None:
+    model = network()
+    optimizer = KSD(model, nn.MSELoss(), dimension=3)
+    optimizer.step(samples())
+    model[2].double()
+    before = flat(model)
+    with pytest.raises(ValueError, match="all trainable parameters must share one dtype"):
+        optimizer.step(samples())
+    assert torch.equal(flat(model), before)
+    model[2].float()
+    assert optimizer.step(samples()).status is Status.MOVED
+
+
+def test_a_model_that_is_set_to_training_between_steps_is_seen() -> None:
+    model = network().insert(1, nn.Dropout()).eval()
+    optimizer = KSD(model, nn.MSELoss(), dimension=3)
+    optimizer.step(samples())
+    model.train()
+    with pytest.raises(LossContractError, match="Dropout"):
+        optimizer.step(samples())
+    model.eval()
+    assert optimizer.step(samples()).status is Status.MOVED
+
+
 def test_a_group_of_strangers_is_refused() -> None:
     model = network()
     before = flat(model)
@@ -186,7 +222,9 @@ def test_the_model_may_change_its_precision_between_steps(make_optimizer: Any) -
         if isinstance(t, Tensor) and t.shape == p.shape
     ]
     assert {t.dtype for t in vectors} <= {torch.float64}
+    state = optimizer.state_dict()
     model.float()
+    optimizer.load_state_dict(state)
     losses += [optimizer.step((x, y)).loss for _ in range(2)]
     assert losses[-1] < losses[2] < losses[0]
 

@@ -24,6 +24,7 @@ from krylov_descent.likeness import check_alike
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
+from krylov_descent.parameters import FlatParameters
 from krylov_descent.probes import buffers_kept
 
 # An odd number with well-spread bits, so that neighbouring seeds share no step's generator.
@@ -83,6 +84,7 @@ class DataOptimizer(torch.optim.Optimizer):
             activation_memory=activation_memory,
             cuda_graphs=cuda_graphs,
         )
+        self._followed: FlatParameters | None = None  # by the state, in dtype and device
         self.param_groups[0].setdefault("seed", int(seed))
         self.param_groups[0].setdefault("steps", 0)
 
@@ -114,6 +116,7 @@ class DataOptimizer(torch.optim.Optimizer):
         """As torch has it; refuses the state of another kind of optimiser, and stays as it was."""
         check_counters(state_dict)
         super().load_state_dict(state_dict)
+        self._followed = None
 
     def state_dict(self) -> dict[str, Any]:
         """As torch has it, but steps leave it alone: they put new tensors into the state."""
@@ -193,6 +196,8 @@ class DataOptimizer(torch.optim.Optimizer):
     def _let_state_follow(self) -> None:
         """Where the model was given another dtype since the last step, so are the vectors kept."""
         parameters = self.objective.parameters
+        if parameters is self._followed:  # others are made when anything about them changed
+            return
         dtype, device = parameters.dtype, parameters.device
         for p in parameters.tensors:
             state = self.state.get(p, {})
@@ -200,6 +205,7 @@ class DataOptimizer(torch.optim.Optimizer):
                 moved = isinstance(kept, Tensor) and (kept.dtype != dtype or kept.device != device)
                 if moved and kept.shape == p.shape:
                     state[key] = kept.to(device, dtype)
+        self._followed = parameters
 
     def check_group(self) -> None:
         """Refuse a process group that came too late, or one that the method does not sum over."""
@@ -232,8 +238,8 @@ class DataOptimizer(torch.optim.Optimizer):
 
     def _flat_state(self, key: str) -> Tensor:
         """Per-parameter state as one flat vector; zeros where there is none."""
-        parameters = self.objective.parameters
-        pieces = [self.state[p].get(key) if p in self.state else None for p in parameters.tensors]
+        parameters, state, none = self.objective.parameters, self.state, dict[str, Any]()
+        pieces = [state.get(p, none).get(key) for p in parameters.tensors]
         names = self.objective.network.names
         for name, p, piece in zip(names, parameters.tensors, pieces, strict=True):
             if piece is not None and piece.shape != p.shape:
@@ -241,6 +247,10 @@ class DataOptimizer(torch.optim.Optimizer):
                     f"the state is of another model: `{key}` of {name} has shape "
                     f"{tuple(piece.shape)}, the parameter {tuple(p.shape)}"
                 )
+        if len(pieces) > 1 and all(piece is not None for piece in pieces):
+            # As `flatten` does, without a call for each piece.
+            vector: Tensor = torch._utils._flatten_dense_tensors(pieces)
+            return vector
         return parameters.flatten(pieces)
 
     def _get_vector(self, key: str) -> Tensor | None:
@@ -254,22 +264,24 @@ class DataOptimizer(torch.optim.Optimizer):
         for p, piece in zip(parameters.tensors, parameters.pieces(vector), strict=True):
             self.state[p][key] = piece.clone()
 
-    def _push_vector(self, keys: Sequence[str], vector: Tensor) -> None:
-        """Keep a flat vector by the first key; what was there goes on to the next one, and so on.
+    def _push_pieces(self, keys: Sequence[str], pieces: Sequence[Tensor]) -> None:
+        """Keep a vector by the first key; what was there goes on to the next one, and so on.
 
         The last one's is dropped, not written into: a state that was handed out or loaded may
         share it. All keys are there afterwards: checkpoint tools want to know them from the first
         step on.
+
+        Args:
+            keys: newest first.
+            pieces: of the vector, new tensors that nobody else writes to.
         """
-        self._zero_state(*keys)
-        parameters = self.objective.parameters
-        states = [self.state[p] for p in parameters.tensors]
-        for state in states:
-            for older, newer in pairwise(reversed(keys)):
+        states = [self.state[p] for p in self.objective.parameters.tensors]
+        if any(key not in state for state in states for key in keys):
+            self._zero_state(*keys)
+        moves = list(pairwise(reversed(keys)))
+        for state, piece in zip(states, pieces, strict=True):
+            for older, newer in moves:
                 state[older] = state[newer]
-        newest = [torch.empty_like(p) for p in parameters.tensors]
-        torch._foreach_copy_(newest, parameters.pieces(vector))
-        for state, piece in zip(states, newest, strict=True):
             state[keys[0]] = piece
 
     def _zero_state(self, *keys: str) -> None:
@@ -288,11 +300,20 @@ class DataOptimizer(torch.optim.Optimizer):
             if p.requires_grad
         ]
 
+    @property
+    def _takes_whole_steps(self) -> bool:
+        """Whether `lr` is 1 for everything that is trained."""
+        return all(
+            float(group["lr"]) == 1.0
+            for group in self.param_groups
+            if any(p.requires_grad for p in group["params"])
+        )
+
     def _scale_by_learning_rate(self, step: Tensor) -> bool:
         """Multiply a step [n] by `lr`, in place; whether that changes it."""
-        rates = self._learning_rates()
-        if all(rate == 1.0 for rate in rates):
+        if self._takes_whole_steps:
             return False
+        rates = self._learning_rates()
         for piece, rate in zip(self.objective.parameters.pieces(step), rates, strict=True):
             piece.mul_(rate)
         return True

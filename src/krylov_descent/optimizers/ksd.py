@@ -36,6 +36,7 @@ from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.precision import derivatives_in_tf32
 from krylov_descent.preconditioner import Preconditioner
 from krylov_descent.recorded_basis import basis_is_recorded
+from krylov_descent.recorded_objective import Taken
 from krylov_descent.subsets import LEAST_FIXED, Reservoir, Size, SubsetSizes, draw
 from krylov_descent.subspace import Coordinates, LaunchedSubspace, subspace_is_known
 from krylov_descent.sums import Evaluation
@@ -314,20 +315,22 @@ class _Step:
         self.ranks.enter("gradient")
         samples = self.optimizer._samples(data)
         ahead = self.may_go_ahead(samples, curvature_data)
+        # θ, for later; copied while a GPU is busy with the basis.
+        copied, basis = functools.cache(self.objective.parameters.copy), None
         with recordings.postponed() if ahead else nullcontext():
             found, curvature_set, objective_set = self.gradient_and_sets(
                 samples, curvature_data, objective_data
             )
-        g = found.gradient
-        found = replace(found, gradient=g.new_empty(0))  # which is let go before the search
-        numbers = functools.cache(functools.partial(self.numbers, found, OnTheWay(g.norm())))
-        # θ, for later; copied while a GPU is busy with the basis.
-        copied, basis = functools.cache(self.objective.parameters.copy), None
-        if ahead and self.basis_is_recorded:
-            # Launched while the GPU is busy with the gradient, of which nothing is known yet.
-            with recordings.meanwhile(lambda: (copied(), numbers())):
-                basis = self.basis(curvature_set, g)
+            g = found.gradient
+            found = replace(found, gradient=g.new_empty(0))  # which is let go before the search
+            length = OnTheWay(g.norm()) if found.later is None else None
+            numbers = functools.cache(functools.partial(self.numbers, found, length))
+            if ahead and self.basis_is_recorded:
+                # Launched while the GPU is busy with the gradient, of which nothing is known yet.
+                with recordings.meanwhile(lambda: (copied(), numbers())):
+                    basis = self.basis(curvature_set, g)
         value, norm = numbers()
+        recordings.answer()  # of B, where the few samples of A told nothing
         if ahead and not self.basis_is_recorded:
             # The recordings were not what the model does, and were forgotten: all of it again.
             return self.run(data, curvature_data, objective_data)
@@ -355,7 +358,7 @@ class _Step:
             subspace, recorded = awaited(launched, self.objective, objective_set, theta)
             account.lap("basis")
             account.note(rank=subspace.rank)
-            if not bool(subspace.curvature.isfinite().all()):
+            if not np.isfinite(subspace.curvature.numpy()).all():
                 self.ranks.end_together()  # with an error, if that is what made a product NaN
                 return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
             if not subspace_is_known(subspace.gram):
@@ -423,12 +426,18 @@ class _Step:
             sets = [held.to(device) if isinstance(held, InMemory) else held for held in sets]
         return sets
 
-    def numbers(self, found: Evaluation, norm: OnTheWay) -> tuple[float, float]:
-        """f and ‖g‖ on A, which are waited for, and with them whether the recordings hold."""
+    def numbers(self, found: Evaluation, length: OnTheWay | None) -> tuple[float, float]:
+        """f and ‖g‖ on A, which are waited for, and with them whether the recordings hold.
+
+        Args:
+            found: on A.
+            length: of the gradient; None where it comes with the value.
+        """
         self.objective.recordings.answer()
-        value, length = found.there().value, self.ranks.agreed_number(norm.read())
+        found = found.there()
+        norm = self.ranks.agreed_number(found.norm if length is None else length.read())
         self.account.lap("gradient")
-        return value, length
+        return found.value, norm
 
     def may_go_ahead(self, samples: Samples, curvature_data: Any) -> bool:
         """Whether the basis may be launched before anything is known of the gradient.
@@ -504,16 +513,20 @@ class _Step:
         With lr ≠ 1 it is evaluated once more; None if the scaled step is no decrease.
         """
         self.ranks.enter("step")
-        step, value = self.ranks.agreed(function.direction(best.point)), best.value
-        scaled = self.optimizer._scale_by_learning_rate(step)
-        norm = OnTheWay(step.norm())
-        self.objective.parameters.assign(theta + step)
-        if scaled:
-            value = function.value()
-            self.account.count(function.samples)
-            # Values with and without autograd may differ by rounding: lr = 0 is no decrease.
-            if not (value < start and bool(step.any())):
-                return None
-        self.optimizer._push_vector(self.optimizer._previous, step)
-        self.account.note(step_norm=norm.read())
+        optimizer, parameters, value = self.optimizer, self.objective.parameters, best.value
+        taken = function.take(best.point) if optimizer._takes_whole_steps else None
+        if taken is None:
+            step = self.ranks.agreed(function.direction(best.point))
+            scaled = optimizer._scale_by_learning_rate(step)
+            norm = OnTheWay(step.norm())
+            parameters.assign(theta + step)
+            if scaled:
+                value = function.value()
+                self.account.count(function.samples)
+                # Values with and without autograd may differ by rounding: lr = 0 is no decrease.
+                if not (value < start and bool(step.any())):
+                    return None
+            taken = Taken(parameters.copied_pieces(step), norm)
+        optimizer._push_pieces(optimizer._previous, taken.pieces)
+        self.account.note(step_norm=taken.norm.read())
         return value

@@ -16,7 +16,7 @@ from krylov_descent.preconditioner import (
     Identity,
     Preconditioner,
 )
-from krylov_descent.recorded_objective import EVALUATION, NOISE
+from krylov_descent.recorded_objective import EVALUATION, NOISE, STEP
 
 # Of ε: a floor under the entries of a diagonal is felt by few of them, damping by all.
 KRONECKER_DAMPING = 0.1
@@ -60,7 +60,7 @@ class Stages:
         if first != self.lasting:
             return
         # With another D the basis is recorded anew, and the gradient without squares.
-        objective.recordings.release(but=(EVALUATION, NOISE))
+        objective.recordings.release(but=(EVALUATION, NOISE, STEP))
         self.current = FisherDiagonal(self._epsilon) if first else self.last
 
     def learn(self, objective: Objective, product: CurvatureProduct) -> int:
