@@ -40,6 +40,29 @@ class StopReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Trying:
+    """A trial that is about to be made, and what the one after it depends on, if it is accepted.
+
+    Attributes:
+        point: from where [m].
+        gradient: there [m].
+        direction: along which [m].
+        slope: there, along it.
+        step: how far.
+        inverse_hessian: [m, m]; overwritten later.
+        is_identity: whether that has not learnt anything yet.
+    """
+
+    point: Vector
+    gradient: Vector
+    direction: Vector
+    slope: float
+    step: float
+    inverse_hessian: Vector
+    is_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
 class BFGSResult:
     """The best point seen, and what it took to find it."""
 
@@ -59,6 +82,7 @@ def minimize_bfgs(
     initial: tuple[float, Vector] | None = None,
     max_iterations: int = 30,
     noise: float = 0.0,
+    foresee: Callable[[Trying], None] | None = None,
 ) -> BFGSResult:
     """Minimise a smooth function of a few dozen variables.
 
@@ -70,6 +94,7 @@ def minimize_bfgs(
         max_iterations: the most line searches to make (the paper: at most 30).
         noise: standard deviation of the absolute error of one value. With 0 the search goes on
             to the limits of float64.
+        foresee: told of each trial before the function is called for it.
 
     Cost beside the evaluations: O(m²) operations an iteration and one m × m matrix.
     """
@@ -106,7 +131,7 @@ def minimize_bfgs(
         # No value is more exact than float64 can write it, whatever the noise.
         value_error = max(noise, EPSILON * abs(current.value))
         search = wolfe_search(
-            _along(function, current.point, direction),
+            _along(function, current, direction, slope, inverse_hessian, foresee),
             Trial(0.0, current.value, slope, current.gradient),
             first_step=_first_step(last_decrease, predicted_decrease),
             noise=value_error,
@@ -145,16 +170,6 @@ def _first_step(last_decrease: float, predicted_decrease: float) -> float:
     return min(1.0, 1.01 * last_decrease / predicted_decrease) or 1.0  # 0 is an underflow
 
 
-def _along(function: Function, point: Vector, direction: Vector) -> Callable[[float], Trial]:
-    """The function of one variable that the line search sees."""
-
-    def evaluate(step: float) -> Trial:
-        value, gradient = function(point + step * direction)
-        return Trial(step, value, float(gradient @ direction), gradient)
-
-    return evaluate
-
-
 @dataclass(frozen=True, slots=True)
 class _Iterate:
     point: Vector
@@ -177,11 +192,11 @@ class _InverseHessian:
         self.reset()
 
     def reset(self) -> None:
-        self._matrix = np.eye(self._size)
+        self.matrix = np.eye(self._size)
         self.is_identity = True
 
     def times(self, vector: Vector) -> Vector:
-        return self._matrix @ vector
+        return self.matrix @ vector
 
     def update(self, step: Vector, change: Vector) -> None:
         """Learn that this step caused this change of the gradient, so that H·change = step.
@@ -196,14 +211,35 @@ class _InverseHessian:
             # The usual scaling of the first matrix, but only upwards: a first direction that is
             # more curved than expected says nothing against the scale of the others, and
             # directions taken for too curved are slow to be learnt.
-            self._matrix *= max(1.0, curvature / float(change @ change))
+            self.matrix *= max(1.0, curvature / float(change @ change))
             self.is_identity = False
-        image = self._matrix @ change
+        image = self.matrix @ change
         weight = (1 + float(change @ image) / curvature) / curvature
         # weight·ssᵀ − (s·imageᵀ + image·sᵀ)/curvature, as one matrix and its transpose.
         half = np.multiply.outer(step, 0.5 * weight * step - image / curvature)
-        self._matrix += half
-        self._matrix += half.T
+        self.matrix += half
+        self.matrix += half.T
+
+
+def _along(
+    function: Function,
+    start: _Iterate,
+    direction: Vector,
+    slope: float,
+    inverse_hessian: _InverseHessian,
+    foresee: Callable[[Trying], None] | None,
+) -> Callable[[float], Trial]:
+    """The function of one variable that the line search sees."""
+
+    def evaluate(step: float) -> Trial:
+        if foresee is not None:
+            matrix, is_identity = inverse_hessian.matrix, inverse_hessian.is_identity
+            given = start.point, start.gradient, direction, slope, step, matrix, is_identity
+            foresee(Trying(*given))
+        value, gradient = function(start.point + step * direction)
+        return Trial(step, value, float(gradient @ direction), gradient)
+
+    return evaluate
 
 
 def _check_arguments(start: Vector, max_iterations: int, noise: float) -> None:

@@ -5,7 +5,8 @@ fetches the coefficients from the host and brings value and projected gradient t
 measurement of noise and the step that is taken in the end. They are made ready while the GPU is
 busy with the basis, and the evaluation with which every search begins, c = 0, is launched right
 behind that: it is the same whatever the basis turns out to be. Any other point that will probably
-be asked for can be launched ahead, too.
+be asked for can be launched ahead, too; and where the GPU itself finds the point after a trial
+(`tensor_cores.foresight`), it goes on with that while the host decides.
 """
 
 from collections.abc import Callable
@@ -21,16 +22,22 @@ from krylov_descent.batches import Batch, Samples
 from krylov_descent.bfgs import Vector
 from krylov_descent.branches import side_by_side
 from krylov_descent.cuda_graphs import Part, Recording
+from krylov_descent.exchanges import Ahead, Exchange, exchange_for, write
 from krylov_descent.linear_layers import losses_and_gradients
 from krylov_descent.noise import NOISE_POINTS, ORDER, error_sums, noise_steps
 from krylov_descent.objective import Objective
 from krylov_descent.on_the_way import Arriving, OnTheWay
-from krylov_descent.recordings import Aliased
+from krylov_descent.recordings import Aliased, beside_what_follows
 from krylov_descent.tensor_cores.entry import under_way
 from krylov_descent.tensor_cores.transfers import brought, fetched
 
 # Names of recordings.
 EVALUATION, NOISE, STEP = "evaluation", "noise", "step"
+# Relative to the largest: θ + Vc is in float32.
+CLOSE = 1e-9
+# After so many points in a row that the GPU foresaw it goes on without the host. A wrong one costs
+# an evaluation, and a right one saves a quarter of one and less.
+RIGHT_ENOUGH = 2
 
 
 def launched_objective(
@@ -82,7 +89,8 @@ class _UnderWay:
     """An evaluation that was launched.
 
     Attributes:
-        coefficients: c of its point θ + Vc [r].
+        coefficients: c of its point θ + Vc [r], or with zeros behind it; known when the evaluation
+            before it is.
         numbers: value and Vᵀ∇f [1 + K + m].
     """
 
@@ -90,7 +98,7 @@ class _UnderWay:
     numbers: Arriving
 
     def read(self) -> tuple[float, Vector]:
-        """Value and Vᵀ∇f [K + m]; waits for them. The next launch overwrites them."""
+        """Value and Vᵀ∇f [K + m]; waits for them. A later launch overwrites them."""
         numbers = self.numbers.tensor().numpy()
         return float(numbers[0]), numbers[1:]
 
@@ -126,11 +134,14 @@ class RecordedObjective:
         self.samples, self._arriving = samples, normaliser
         self._evaluation, self._noise, self._step = evaluation, noise, step
         self._device = objective.parameters.device
+        self._exchange: Exchange = evaluation.result
+        self._launched = self._right = 0
+        self._foresees = False
         self._under_way: list[_UnderWay] = []
-        self._at_theta = self._launch(np.zeros(0))
+        self._at_theta = self._last = self._launch(np.zeros(0))
         # What can be made ready for later, while the GPU is busy.
         if noise is not None:
-            _write(noise_steps(objective.findings.epsilon), noise.result[0].numpy()[-NOISE_POINTS:])
+            write(noise_steps(objective.findings.epsilon), noise.result[0].numpy()[-NOISE_POINTS:])
         self._pieces = [] if step is None else objective.parameters.empty_pieces()
 
     @cached_property
@@ -138,28 +149,43 @@ class RecordedObjective:
         """What the sum of the losses is divided by, which is waited for."""
         return float(self._arriving.read())
 
-    def __call__(self, coefficients: Vector) -> tuple[float, Vector]:
+    def __call__(self, coefficients: Vector, ahead: Ahead | None = None) -> tuple[float, Vector]:
         """Value and Vᵀ∇f [K + m] at θ + Vc, given c [r] of the first r rows.
 
-        Overwritten by the next evaluation. One that is under way at exactly c is waited for.
+        Overwritten by the next evaluation. One that is under way at c is waited for.
+
+        Args:
+            coefficients: c.
+            ahead: what the points that will be asked for next depend on, where that is known.
         """
-        for ahead in self._under_way:
-            if np.array_equal(ahead.coefficients, coefficients):
-                self._under_way.remove(ahead)
-                return ahead.read()
-        return self._launch(coefficients).read()
+        found = self._under_way.pop(0) if self._under_way else None
+        if found is None and self._foresees:
+            # Launched without sending anything, if the point is the one that is there.
+            next_point = self._exchange.next_point(self._launched - 1)
+            if _is_close(next_point, coefficients):
+                found = self._evaluate(next_point)
+        if found is not None and _is_close(found.coefficients, coefficients):
+            self._right += 1
+        else:
+            found, self._right = self._launch(coefficients, ahead), 0
+        if self._foresees and self._right >= RIGHT_ENOUGH and not self._under_way:
+            next_point = self._exchange.next_point(self._launched - 1)  # when `found` is there
+            self._under_way.append(self._evaluate(next_point))
+        self._last = found
+        return found.read()
 
     def at_theta(self) -> tuple[float, Vector]:
         """The same at θ; of all rows as they were made, before any were left out."""
         return self._at_theta.read()
 
-    def launch_ahead(self, coefficients: Vector) -> None:
+    def launch_ahead(self, coefficients: Vector, ahead: Ahead | None = None) -> None:
         """Launch the evaluation at θ + Vc, which will probably be asked for next.
 
         Args:
             coefficients: c [r] of the first r rows; not written to from now on.
+            ahead: what the points after it depend on, where that is known.
         """
-        self._under_way.append(self._launch(coefficients))
+        self._under_way.append(self._launch(coefficients, ahead))
 
     def launch_noise(self, along: Vector) -> Arriving | None:
         """`error_sums` of the losses at `noise_steps` along Vc; None where not recorded.
@@ -169,7 +195,7 @@ class RecordedObjective:
         """
         if self._noise is None:
             return None
-        _write(along, self._noise.result[0].numpy()[:-NOISE_POINTS])
+        write(along, self._noise.result[0].numpy()[:-NOISE_POINTS])
         _, sums = self._noise()
         return Arriving(sums, self._device)
 
@@ -180,27 +206,32 @@ class RecordedObjective:
         """
         if self._step is None:
             return None
-        _write(coefficients, self._step.result[0].numpy())
-        _, norm, pieces = self._step()
-        norm_arriving = Arriving(norm, self._device)
-        torch._foreach_copy_(self._pieces, pieces)
+        write(coefficients, self._step.result[0].numpy())
+        # What the GPU went on with is not waited for: it has nothing to do with the parameters.
+        moment = self._last.numbers.arrival if self._exchange.foresees else None
+        with beside_what_follows(moment, self._device):
+            _, norm, pieces = self._step()
+            norm_arriving = Arriving(norm, self._device)
+            torch._foreach_copy_(self._pieces, pieces)
         return Taken(self._pieces, norm_arriving)
 
-    def _launch(self, coefficients: Vector) -> _UnderWay:
-        # They have one place on the host. What was launched there and not asked for may yet fetch
-        # other coefficients than its own, and brings numbers that are not read any more.
-        self._under_way.clear()
-        place, numbers = self._evaluation.result
-        _write(coefficients, place.numpy())
+    def _launch(self, coefficients: Vector, ahead: Ahead | None = None) -> _UnderWay:
+        self._under_way.clear()  # what was launched and not asked for is not read any more
+        self._foresees = self._exchange.foresees and ahead is not None
+        self._exchange.send(self._launched, coefficients, ahead)
+        return self._evaluate(coefficients)
+
+    def _evaluate(self, coefficients: Vector) -> _UnderWay:
         self._evaluation()
-        return _UnderWay(coefficients, Arriving(numbers, self._device))
+        numbers = Arriving(self._exchange.numbers(self._launched), self._device)
+        self._launched += 1
+        return _UnderWay(coefficients, numbers)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what is not finite is found by the search
-def _write(numbers: Vector | list[float], place: Vector) -> None:
-    """Numbers, and zeros behind them, to where a recording fetches them."""
-    place[: len(numbers)] = numbers
-    place[len(numbers) :] = 0
+def _is_close(found: Vector, coefficients: Vector) -> bool:
+    """Whether these are the coefficients [r], but for rounding that θ + Vc knows nothing of."""
+    difference = np.abs(found[: len(coefficients)] - coefficients).max()
+    return bool(difference <= CLOSE * np.abs(coefficients).max())
 
 
 def _on_host(coming: int, going: int, dtype: torch.dtype) -> Callable[[], tuple[Tensor, Tensor]]:
@@ -217,16 +248,14 @@ def _on_host(coming: int, going: int, dtype: torch.dtype) -> Callable[[], tuple[
 
 
 def _evaluation(slots: Tensor) -> Part:
-    """An evaluation, for a recording; it gives where it has its numbers on the host."""
-    on_host = _on_host(len(slots), 1 + len(slots), slots.dtype)
+    """An evaluation, for a recording; it gives where it has its numbers from and brings them to."""
+    # Made when it is first asked for, before the recording, and held by it.
+    exchange_of_numbers = cache(partial(exchange_for, len(slots), slots))
 
-    def evaluate(
-        network: Aliased, batch: Batch, theta: Tensor, normaliser: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def evaluate(network: Aliased, batch: Batch, theta: Tensor, normaliser: Tensor) -> Exchange:
         # Copies are part of the recording: each would be a launch of its own.
-        coefficients, numbers = on_host()
-        parameters = network.parameters
-        point = torch.addmv(theta, slots.t(), fetched(coefficients, slots.device))
+        exchange, parameters = exchange_of_numbers(), network.parameters
+        point = torch.addmv(theta, slots.t(), exchange.coefficients())
         here = network if under_way() is None else network.at(point)
         if here is network:  # torch's kernels want parameters that begin evenly
             parameters.assign(point)
@@ -240,8 +269,8 @@ def _evaluation(slots: Tensor) -> Part:
         gradient = parameters.scale_and_add_decay(parameters.flatten(gradients), scale, point)
         mean = partial(_mean, losses, normaliser, decay)
         value, projected = side_by_side([mean, partial(torch.mv, slots, gradient)])
-        brought(torch.cat([value.unsqueeze(0), projected.double()]), numbers)
-        return coefficients, numbers
+        exchange.bring(value, projected)
+        return exchange
 
     return evaluate
 

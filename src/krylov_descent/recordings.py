@@ -197,7 +197,7 @@ class Recordings:
         """Whether the network does now what was recorded of it, and whether that can be told."""
         # On a stream of its own with a place of its own in autograd: see `Aliased`.
         network = self._network if pulse.moment is None else Aliased(self._network)
-        with _beside_what_follows(pulse.moment, network.parameters.device):
+        with beside_what_follows(pulse.moment, network.parameters.device):
             fresh = network.sample_losses(pulse.few, eager=True).detach().double()
             error, size = (pulse.losses.double() - fresh).abs().sum(), fresh.abs().sum()
             # Losses that are zero, of targets to ignore, or not finite tell nothing.
@@ -389,7 +389,7 @@ def _now(device: torch.device) -> torch.cuda.Event | None:
 
 
 @contextmanager
-def _beside_what_follows(moment: torch.cuda.Event | None, device: torch.device) -> Iterator[None]:
+def beside_what_follows(moment: torch.cuda.Event | None, device: torch.device) -> Iterator[None]:
     """For a while kernels wait for those launched before a moment alone, not for what followed it.
 
     All that is launched afterwards waits for them. So nothing that they read may be written to by

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from krylov_descent.batches import Samples
-from krylov_descent.bfgs import Vector
+from krylov_descent.bfgs import Trying, Vector
+from krylov_descent.exchanges import Ahead
 from krylov_descent.noise import NOISE_POINTS, error_sums, noise_from, noise_steps
 from krylov_descent.objective import Objective
 from krylov_descent.recorded_objective import RecordedObjective, Taken
@@ -59,6 +60,9 @@ class ObjectiveAround:
     def __call__(self, a: Vector) -> tuple[float, Vector]:
         """Value and gradient V̄ᵀ∇f [r] at a [r]; one gradient over C."""
         raise NotImplementedError
+
+    def foresee(self, trying: Trying) -> None:
+        """Be told which trial of a search the next evaluation is for."""
 
     def start(self) -> tuple[float, Vector]:
         """The same at a = 0, with which a search begins."""
@@ -119,6 +123,7 @@ class SubspaceObjective(ObjectiveAround):
         if recorded is not None and not recorded.normaliser:
             recorded = None  # the objective says what is wrong
         self._subspace, self._recorded = subspace, recorded
+        self._ahead: Ahead | None = None
         self.samples, self._normaliser = (
             (0, 1.0) if recorded is None else (recorded.samples, recorded.normaliser)
         )
@@ -138,10 +143,13 @@ class SubspaceObjective(ObjectiveAround):
             self.samples, self._normaliser = found.samples, found.normaliser
             value, projected = found.value, self._subspace.project(found.gradient).numpy()
         else:
-            value, projected = self._recorded(self._coordinates.to_basis(a))
+            value, projected = self._recorded(self._coordinates.to_basis(a), self._ahead)
             projected = projected[: self._subspace.rank]
         self.samples_seen += self.samples
         return value, self._coordinates.from_gradient(projected)
+
+    def foresee(self, trying: Trying) -> None:
+        self._ahead = Ahead(trying, self._coordinates.from_basis)
 
     def noise(self, value: float, gradient: Vector) -> float:
         """Standard deviation of the rounding error of a value; four forward passes over C.
@@ -173,7 +181,10 @@ class SubspaceObjective(ObjectiveAround):
         sums = self._recorded.launch_noise(along)
         if sums is None:
             return None
-        self._recorded.launch_ahead(-along)
+        # As BFGS begins: with the unit matrix and a step of 1.
+        slope, matrix = -float(gradient @ gradient), np.eye(len(gradient))
+        first = Trying(np.zeros_like(gradient), gradient, -gradient, slope, 1.0, matrix, True)
+        self._recorded.launch_ahead(-along, Ahead(first, self._coordinates.from_basis))
         return sums.tensor()
 
     def _error_sums_along(self, direction: Vector) -> Tensor:

@@ -6,11 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from krylov_descent.tensor_cores import chains, halves, kernels, vectors
+from krylov_descent.tensor_cores import chains, foresight, halves, kernels, vectors
 from krylov_descent.tensor_cores.chains import Stage
+from krylov_descent.tensor_cores.foresight import Foresight
 from krylov_descent.tensor_cores.halves import Function, Halves, Product
 
 # Of a product of 100 numbers, with the digits of float32 and of tf32.
@@ -86,6 +88,15 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
         yield partial(vectors.sum_columns, x, squares=squares)
     yield partial(halves.square, _nothing((64, 64), device), bound)
     yield partial(vectors.cross_entropy, rows, rows, bound)
+    for count in (foresight.LEAST, foresight.MOST):
+        yield partial(_look_ahead, count, device)
+
+
+def _look_ahead(rows: int, device: torch.device) -> None:
+    found = Foresight(rows, device)
+    found.send(0, np.zeros(0), None)
+    value = torch.zeros((), dtype=torch.float64, device=device)
+    found.bring(value, torch.zeros(rows, dtype=torch.float32, device=device))
 
 
 def _less_a_column(b: Halves, along: bool) -> Halves:

@@ -8,6 +8,8 @@ from krylov_descent.tensor_cores.launching import SHORT, launch, multiprocessors
 
 # Rows and columns of a basis that are multiplied with a vector at a time.
 SPAN = (8, 1024)
+# Numbers of float32 that memory gives at once.
+LINE = 32
 # Rows and columns of a matrix whose rows are summed up at a time.
 STRIP = (32, 128)
 # The most parts that these are done in, and how many sums of so many are made at a time.
@@ -64,7 +66,8 @@ def project(rows: Tensor, vector: Tensor) -> Tensor:
     """
     count, size = rows.shape
     programs = min(2 * multiprocessors(rows.get_device()), PARTS)
-    span = -(-size // programs // SPAN[1]) * SPAN[1]
+    # All have the same to read, if the last time less than they could.
+    span = -(-size // programs // LINE) * LINE
     programs = -(-size // span)
     parts, out = rows.new_empty(programs, count), rows.new_empty(count)
     args = rows, vector, parts, size, count, rows.stride(0), span
