@@ -109,3 +109,11 @@ def test_noise_by_recordings_is_that_of_rounding(images: tuple[Tensor, Tensor]) 
         assert by_recording is not None
         assert without is not None
         assert without / 5 < by_recording < 5 * without
+
+
+def test_a_large_net_in_double_precision_is_recorded() -> None:
+    torch.manual_seed(3)
+    images = torch.rand(300, 400, device="cuda", dtype=torch.float64)
+    optimizer = KSD(autoencoder().double(), nn.BCEWithLogitsLoss(), dimension=4)
+    assert all(optimizer.step((images, images)).status.moved for _ in range(3))
+    assert {EVALUATION, "noise", "step"} <= optimizer.objective.recordings._held.keys()

@@ -5,8 +5,9 @@ parameters in place. What repeats in it may be recorded by itself and inserted (
 """
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -250,6 +251,21 @@ def _record(
     return _Recorded(graph, result, known)
 
 
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """For a while Python does not look for what is not used any more.
+
+    To let go of another recording may mean to wait for the GPU, which ends this one.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _captured(
     function: Callable[[], Result],
     products: Callable[[], AbstractContextManager[Any]],
@@ -262,7 +278,7 @@ def _captured(
     That took a fifth of a second, as long as to record a small part.
     """
     graph = torch.cuda.CUDAGraph(keep_graph=kept)
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), _nothing_collected():
         # Other threads, of data loaders, may go on copying to the device meanwhile.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:

@@ -45,7 +45,7 @@ class Exchange(Protocol):
     def send(self, number: int, coefficients: Vector, ahead: Ahead | None) -> None:
         """What the host does before it launches an evaluation at c [r] of the first r rows.
 
-        One of which the numbers are read, or not asked for, must be the last that was launched.
+        The one before, of those that were sent, must have been read, or is never asked for.
 
         Args:
             number: of the evaluation.
@@ -98,7 +98,7 @@ def exchange_for(rows: int, like: Tensor) -> Exchange:
         rows: of the basis.
         like: a tensor in the dtype of the coefficients, on the GPU.
     """
-    if under_way() is not None:
+    if under_way() is not None and like.dtype is torch.float32:
         from krylov_descent.tensor_cores.foresight import MOST, Foresight  # needs Triton
 
         if rows <= MOST:

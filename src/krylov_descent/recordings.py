@@ -49,6 +49,9 @@ class Recordings:
     Args:
         network: whose parameters are read in place.
         wanted: False to record nothing.
+
+    Attributes:
+        forgotten: how often all of them were, because they did not hold or the model changed.
     """
 
     def __init__(self, network: Network, wanted: bool) -> None:
@@ -60,6 +63,7 @@ class Recordings:
         self._step: _Known | None = None
         self._meanwhile: Callable[[], Any] | None = None
         self._postpones = False
+        self.forgotten = 0
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model lies elsewhere in memory, and is recorded anew.
@@ -80,6 +84,7 @@ class Recordings:
         self._room = None
 
     def _forget(self) -> None:
+        self.forgotten += 1
         self._held, self._asked, self._impossible = {}, {}, set()
 
     def release(self, *, but: Collection[str]) -> None:

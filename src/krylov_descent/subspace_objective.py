@@ -95,7 +95,7 @@ class ObjectiveAround:
 class SubspaceObjective(ObjectiveAround):
     """f_C over the coordinates of a subspace, around θ.
 
-    Evaluating writes the point into the module's parameters and leaves it there.
+    Evaluating may write the point into the module's parameters, and leaves it there.
 
     Args:
         objective: f.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -311,3 +312,11 @@ def test_samples_of_which_none_counts_are_refused() -> None:
     with pytest.raises(ValueError, match="every target is ignored"):
         optimizer.step((inputs, labels), objective_data=(inputs, torch.full_like(labels, 7)))
     assert torch.equal(parameters_of(model), before)
+
+
+def test_a_point_that_is_not_finite_is_never_taken_for_one_that_is() -> None:
+    infinite, finite = np.array([1.0, np.inf]), np.array([1.0, 2.0])
+    assert not recorded_objective._is_close(finite, infinite)
+    assert not recorded_objective._is_close(infinite, finite)
+    assert not recorded_objective._is_close(np.array([1.0, np.nan]), finite)
+    assert recorded_objective._is_close(np.array([1.0, 2.0 + 1e-12, 0.0]), finite)

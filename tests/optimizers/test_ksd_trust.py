@@ -192,6 +192,24 @@ def test_what_was_done_with_recordings_that_do_not_hold_is_done_again(
 
 
 @pytest.mark.parametrize("preconditioner", PRECONDITIONERS)
+def test_so_it_is_where_the_gradient_is_not_recorded(
+    order: list[str], monkeypatch: pytest.MonkeyPatch, preconditioner: str
+) -> None:
+    """Then it is the factors, or the basis, that ask first whether recordings hold."""
+    monkeypatch.setattr(Objective, "_recordable", lambda self, data: None)
+    model = Tempered()
+    optimizer = ksd(model, preconditioner)
+    for number in (1.0, 1.0, 1.0, 0.2):
+        order.clear()
+        model.number = number
+        optimizer.step(data())
+    again = ["factors,", "basis"] if preconditioner == "kronecker" else ["basis"]
+    before_search = order[: order.index("evaluation")]
+    for part in again:
+        assert part in before_search[before_search.index("look") :]
+
+
+@pytest.mark.parametrize("preconditioner", PRECONDITIONERS)
 def test_no_step_is_refused_for_what_recordings_say_that_do_not_hold(
     request: pytest.FixtureRequest, preconditioner: str
 ) -> None:

@@ -199,6 +199,18 @@ def test_parameters_keep_their_storage() -> None:
 # Hooks --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("make_optimizer", [partial(KSD, dimension=3), HessianFree, NonlinearCG])
+def test_a_state_that_was_kept_in_another_precision_is_put_right(make_optimizer: Any) -> None:
+    model, data = network(), samples()
+    optimizer = make_optimizer(model, nn.MSELoss())
+    for _ in range(3):
+        assert optimizer.step(data).status.moved
+        for state in optimizer.state.values():
+            for key, kept in state.items():
+                if isinstance(kept, Tensor):
+                    state[key] = kept.double()
+
+
 @pytest.mark.parametrize(
     "make_optimizer",
     [

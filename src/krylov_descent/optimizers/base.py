@@ -24,7 +24,6 @@ from krylov_descent.likeness import check_alike
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
-from krylov_descent.parameters import FlatParameters
 from krylov_descent.probes import buffers_kept
 
 # An odd number with well-spread bits, so that neighbouring seeds share no step's generator.
@@ -84,7 +83,6 @@ class DataOptimizer(torch.optim.Optimizer):
             activation_memory=activation_memory,
             cuda_graphs=cuda_graphs,
         )
-        self._followed: FlatParameters | None = None  # by the state, in dtype and device
         self.param_groups[0].setdefault("seed", int(seed))
         self.param_groups[0].setdefault("steps", 0)
 
@@ -116,7 +114,6 @@ class DataOptimizer(torch.optim.Optimizer):
         """As torch has it; refuses the state of another kind of optimiser, and stays as it was."""
         check_counters(state_dict)
         super().load_state_dict(state_dict)
-        self._followed = None
 
     def state_dict(self) -> dict[str, Any]:
         """As torch has it, but steps leave it alone: they put new tensors into the state."""
@@ -196,8 +193,6 @@ class DataOptimizer(torch.optim.Optimizer):
     def _let_state_follow(self) -> None:
         """Where the model was given another dtype since the last step, so are the vectors kept."""
         parameters = self.objective.parameters
-        if parameters is self._followed:  # others are made when anything about them changed
-            return
         dtype, device = parameters.dtype, parameters.device
         for p in parameters.tensors:
             state = self.state.get(p, {})
@@ -205,7 +200,6 @@ class DataOptimizer(torch.optim.Optimizer):
                 moved = isinstance(kept, Tensor) and (kept.dtype != dtype or kept.device != device)
                 if moved and kept.shape == p.shape:
                     state[key] = kept.to(device, dtype)
-        self._followed = parameters
 
     def check_group(self) -> None:
         """Refuse a process group that came too late, or one that the method does not sum over."""

@@ -317,6 +317,7 @@ class _Step:
         ahead = self.may_go_ahead(samples, curvature_data)
         # θ, for later; copied while a GPU is busy with the basis.
         copied, basis = functools.cache(self.objective.parameters.copy), None
+        forgotten = recordings.forgotten
         with recordings.postponed() if ahead else nullcontext():
             found, curvature_set, objective_set = self.gradient_and_sets(
                 samples, curvature_data, objective_data
@@ -331,8 +332,8 @@ class _Step:
                     basis = self.basis(curvature_set, g)
         value, norm = numbers()
         recordings.answer()  # of B, where the few samples of A told nothing
-        if ahead and not self.basis_is_recorded:
-            # The recordings were not what the model does, and were forgotten: all of it again.
+        if ahead and recordings.forgotten > forgotten:
+            # The recordings were not what the model does: all of it again, without them.
             return self.run(data, curvature_data, objective_data)
         account.note(loss=value, samples=found.samples, gradient_norm=norm)
         account.count(found.samples)

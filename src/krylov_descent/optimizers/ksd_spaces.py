@@ -121,7 +121,7 @@ def awaited(
 ) -> tuple[AnySubspace, RecordedObjective | None]:
     """The subspace, once it is there; and f_C over its place, where that is recorded.
 
-    The evaluation at θ is launched before a GPU is done with the subspace, and writes to the
+    The evaluation at θ is launched before a GPU is done with the subspace, and may write to the
     parameters.
     """
     if not isinstance(subspace, LaunchedSubspace):

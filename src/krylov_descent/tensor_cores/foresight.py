@@ -23,7 +23,7 @@ LEAST, MOST = 32, 64
 # GPU, and the same again where that was not what the search asked for.
 PLACES = 4
 # Step and slope of a trial, whether BFGS has learnt nothing yet, and the evaluation's number.
-SCALARS = 4
+SCALARS = int(kernels.SCALARS.value)
 BLOCK = 1024
 
 
@@ -79,7 +79,8 @@ class Foresight:
             matrices[0, :rank, :rank] = trying.inverse_hessian
             matrices[1, :rank, :rank] = ahead.to_coordinates
         args = self._sent, self._coefficients, self._state, rows, len(sent)
-        launch(kernels.fetch, (-(-len(sent) // BLOCK), 1), args, (BLOCK,))
+        with torch.cuda.device(self._device):  # this is not recorded, and may be another
+            launch(kernels.fetch, (-(-len(sent) // BLOCK), 1), args, (BLOCK,))
 
     def numbers(self, number: int) -> Tensor:
         return self._results[number % PLACES, : 1 + self._rows]

@@ -1,4 +1,4 @@
-"""The kernel of `foresight`, in Triton's language."""
+"""The kernels of `foresight`, in Triton's language."""
 
 import triton
 import triton.language as tl

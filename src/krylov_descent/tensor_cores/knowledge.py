@@ -152,5 +152,5 @@ def _key(rows: Tensor) -> Key:
 
 
 def memory_of(x: Tensor) -> int | None:
-    """Of its memory."""
+    """The number of its memory."""
     return x.untyped_storage()._cdata if x.layout is torch.strided else None
