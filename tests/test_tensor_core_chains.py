@@ -16,23 +16,14 @@ from krylov_descent.linear_layers import losses_and_gradients
 from krylov_descent.network import Network
 from krylov_descent.precision import SETTINGS
 from krylov_descent.tensor_cores import entry
+from tests.test_tensor_cores import needs_tensor_cores, products
+
+__all__ = ["needs_tensor_cores", "products"]  # fixtures
 
 CUDA = torch.device("cuda", 0)
 # Narrow between two that are not, with odd widths; and no multiple of the rows of a program.
 SIZES, SAMPLES = (140, 50, 25, 6, 25, 50, 140), 331
 EXACT, ROUGH = 3e-7, 1e-3
-
-
-@pytest.fixture
-def needs_tensor_cores() -> None:
-    if not entry.possible(CUDA):
-        pytest.skip("this GPU has no tensor cores that the kernels are for")
-
-
-@pytest.fixture
-def products(needs_tensor_cores: None) -> Iterator[Any]:
-    with torch.device(CUDA), entry.tensor_core_products(CUDA) as found:
-        yield found
 
 
 @pytest.fixture
