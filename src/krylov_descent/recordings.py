@@ -51,7 +51,7 @@ class Recordings:
         wanted: False to record nothing.
 
     Attributes:
-        forgotten: how often all of them were, because they did not hold or the model changed.
+        refuted: how often they were seen not to hold.
     """
 
     def __init__(self, network: Network, wanted: bool) -> None:
@@ -63,7 +63,7 @@ class Recordings:
         self._step: _Known | None = None
         self._meanwhile: Callable[[], Any] | None = None
         self._postpones = False
-        self.forgotten = 0
+        self.refuted = 0
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model lies elsewhere in memory, and is recorded anew.
@@ -84,7 +84,6 @@ class Recordings:
         self._room = None
 
     def _forget(self) -> None:
-        self.forgotten += 1
         self._held, self._asked, self._impossible = {}, {}, set()
 
     def release(self, *, but: Collection[str]) -> None:
@@ -215,6 +214,7 @@ class Recordings:
             self._step.looked_at.add(precision)
         if agree or not telling:
             return True
+        self.refuted += 1
         self._forget()
         return False
 

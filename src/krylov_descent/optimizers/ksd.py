@@ -317,7 +317,7 @@ class _Step:
         ahead = self.may_go_ahead(samples, curvature_data)
         # θ, for later; copied while a GPU is busy with the basis.
         copied, basis = functools.cache(self.objective.parameters.copy), None
-        forgotten = recordings.forgotten
+        refuted = recordings.refuted
         with recordings.postponed() if ahead else nullcontext():
             found, curvature_set, objective_set = self.gradient_and_sets(
                 samples, curvature_data, objective_data
@@ -332,7 +332,7 @@ class _Step:
                     basis = self.basis(curvature_set, g)
         value, norm = numbers()
         recordings.answer()  # of B, where the few samples of A told nothing
-        if ahead and recordings.forgotten > forgotten:
+        if ahead and (recordings.refuted > refuted or not self.basis_is_recorded):
             # The recordings were not what the model does: all of it again, without them.
             return self.run(data, curvature_data, objective_data)
         account.note(loss=value, samples=found.samples, gradient_norm=norm)
