@@ -122,9 +122,9 @@ def test_steps_with_foresight_are_those_without(monkeypatch: pytest.MonkeyPatch)
         evaluation = optimizer.objective.recordings._held["evaluation"][1]
         asked = sum(step.evaluations for step in found)
         steps.append(found)
-        # One more at the end of each search, and at each trial that is not accepted; no others.
+        # One more at the end of each search, and after each trial that is not accepted; no others.
         assert evaluation.result.foresees == (most == 64)
-        more = sum(1 + step.evaluations - 1 - step.iterations for step in found) if most else 0
+        more = sum(step.evaluations - step.iterations for step in found) if most else 0
         assert launches.count(evaluation) <= asked + more
         assert launches.count(evaluation) >= asked
     for with_foresight, without in zip(*steps, strict=True):

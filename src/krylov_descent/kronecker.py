@@ -34,6 +34,7 @@ from krylov_descent.layer_moments import (
 )
 from krylov_descent.network import Network
 from krylov_descent.objective import Objective
+from krylov_descent.on_the_way import placed
 from krylov_descent.output_root import Form, form_of
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.precision import forward_precision
@@ -141,14 +142,11 @@ class KroneckerFactors:
             self._make(sums, normaliser, network.parameters, *squares)
 
         normaliser = objective.network.loss.normaliser(batch.targets, batch.size)
-        if not isinstance(normaliser, Tensor):
-            # By a kernel: a copy would wait for all before it.
-            normaliser = self._diagonal.new_full((), normaliser)
         recording = recordings.load(
             f"factors, {form}",  # which may be known later than the rest
             make,
             batch,
-            normaliser.to(self._diagonal),
+            placed(normaliser, self._diagonal.device).to(self._diagonal.dtype),
             *([] if self._squares is None else [self._squares]),
             fixed=self.tensors,
         )

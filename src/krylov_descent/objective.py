@@ -12,11 +12,11 @@ ranks (see `distributed`).
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +24,15 @@ from torch import Tensor, nn
 from krylov_descent import probes
 from krylov_descent.arguments import check_counts, check_flags
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples
-from krylov_descent.branches import side_by_side
 from krylov_descent.cuda_graphs import Part
 from krylov_descent.distributed import Ranks
 from krylov_descent.linear_layers import losses_and_gradients
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, Params
-from krylov_descent.on_the_way import OnTheWay
+from krylov_descent.on_the_way import OnTheWay, placed
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.per_sample import SquaredGradients
+from krylov_descent.recorded_means import MadeOfSquares, recorded_means
 from krylov_descent.recordings import Recordings
 from krylov_descent.sums import Evaluation, Sums, Whole, check_normaliser
 
@@ -191,7 +191,7 @@ class Objective:
         return total
 
     def value_gradient_and_squares(
-        self, data: Any, into: "MadeOfSquares | None" = None
+        self, data: Any, into: MadeOfSquares | None = None
     ) -> Evaluation:
         """f, its gradient and the mean of squared per-sample gradients, in one walk.
 
@@ -265,7 +265,7 @@ class Objective:
         part: Part,
         batch: Batch,
         *,
-        into: "MadeOfSquares | None" = None,
+        into: MadeOfSquares | None = None,
         when_repeated: bool = False,
     ) -> Evaluation | None:
         """The means that become of a part's sums over a batch, by one recording of everything.
@@ -284,17 +284,11 @@ class Objective:
         known = self.network.loss.normaliser(batch.targets, batch.size)
         if isinstance(known, float) and not known:
             return None  # what is refused is refused by `Sums`
-        # By a kernel, where it is a number: a copy would wait for all before it.
-        divisor = (
-            known
-            if isinstance(known, Tensor)
-            else torch.full((), known, dtype=torch.float64, device=parameters.device)
-        )
         recording = recordings.load(
             name,
-            partial(_means, part, into),
+            partial(recorded_means, part, into),
             batch,
-            divisor,
+            placed(known, parameters.device),
             fixed=() if into is None else into.tensors,
             when_repeated=when_repeated,
         )
@@ -430,63 +424,6 @@ class Objective:
         return torch.enable_grad() if self.findings.forward_differentiates else torch.no_grad()
 
 
-class MadeOfSquares(Protocol):
-    """What is made of mean squared gradients by kernels alone, which a GPU records with them."""
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Where it is: the same at every step, updated in place."""
-
-    def take_squares(self, parameters: FlatParameters, squares: Tensor) -> None:
-        """Make it of squares [n], which may be overwritten."""
-
-
 def _gradient(network: Network, batch: Batch) -> tuple[Tensor, Tensor]:
     losses, gradients = losses_and_gradients(network, batch)
     return losses, network.parameters.flatten(gradients)
-
-
-def _means(
-    part: Part, into: MadeOfSquares | None, network: Network, batch: Batch, normaliser: Tensor
-) -> tuple[Tensor, list[Tensor], tuple[Tensor, ...]]:
-    """Value and length of the gradient [2]; gradient [n] and squares [n]; for a recording.
-
-    And what was made of the squares: held by the recording, it stays in its place.
-
-    Args:
-        part: gives the losses, Σ gradients [n] and, perhaps, Σ squares [n].
-        into: what is made of the squares, which are not given themselves then.
-        network: whose parameters have the L2 term.
-        batch: all samples.
-        normaliser: what their losses are divided by, in float64.
-    """
-    parameters = network.parameters
-    jobs: list[Callable[[], Any]] = [
-        partial(part, network, batch),
-        parameters.decay_term,
-        parameters.copy,
-        # The sample's part of the mean is nᵢN/W, so its square is nᵢ²N²/W², over N.
-        lambda: [s.to(parameters.dtype) for s in (1 / normaliser, batch.size / normaliser**2)],
-    ]
-    (losses, gradient, *of_squares), decay, theta, scales = side_by_side(jobs)
-    scale, scale_of_squares = scales
-
-    def numbers() -> Tensor:
-        parameters.scale_and_add_decay(gradient, scale, theta)
-        value = losses.sum(dtype=torch.float64) / normaliser + decay
-        return torch.stack([value, gradient.norm().double()])
-
-    def scaled(sums: Tensor) -> Tensor:
-        sums.mul_(scale_of_squares)
-        if into is not None:
-            into.take_squares(parameters, sums)
-        return sums
-
-    following: list[Callable[[], Tensor]] = [
-        numbers,
-        *(partial(scaled, sums) for sums in of_squares),
-    ]
-    found, *squares = side_by_side(following)
-    if into is None:
-        return found, [gradient, *squares], ()
-    return found, [gradient], into.tensors

@@ -54,3 +54,11 @@ def sent(numbers: Tensor, like: Tensor) -> Tensor:
     if like.is_cuda:
         rounded = rounded.pin_memory()  # any other memory would be waited for
     return rounded.to(like.device, non_blocking=True)
+
+
+def placed(number: float | Tensor, device: torch.device) -> Tensor:
+    """A number on a device, in float64 where it is the host's; not waited for."""
+    if isinstance(number, Tensor):
+        return number
+    # By a kernel: a copy would wait for all before it.
+    return torch.full((), number, dtype=torch.float64, device=device)

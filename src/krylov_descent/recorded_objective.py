@@ -26,7 +26,7 @@ from krylov_descent.exchanges import Ahead, Exchange, exchange_for, write
 from krylov_descent.linear_layers import losses_and_gradients
 from krylov_descent.noise import NOISE_POINTS, ORDER, error_sums, noise_steps
 from krylov_descent.objective import Objective
-from krylov_descent.on_the_way import Arriving, OnTheWay
+from krylov_descent.on_the_way import Arriving, OnTheWay, placed
 from krylov_descent.recordings import Aliased, beside_what_follows
 from krylov_descent.tensor_cores.entry import under_way
 from krylov_descent.tensor_cores.transfers import brought, fetched
@@ -55,10 +55,7 @@ def launched_objective(
     if batch is None:
         return None
     found = objective.network.loss.normaliser(batch.targets, batch.size)
-    # By a kernel, where it is a number: a copy would wait for all before it.
-    normaliser = (
-        found if isinstance(found, Tensor) else theta.new_full((), found, dtype=torch.float64)
-    )
+    normaliser = placed(found, theta.device)
     evaluation = recordings.load(
         EVALUATION, _evaluation(slots), batch, theta, normaliser, fixed=(slots,)
     )

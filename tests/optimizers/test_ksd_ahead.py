@@ -1,6 +1,6 @@
 """A basis that is launched before anything is known of the gradient changes nothing else.
 
-Here that is done on a CPU, as if there were a recording; `test_recordings` has it on a GPU.
+Here that is done on a CPU, as if there were a recording; `test_launched_ahead` has it on a GPU.
 """
 
 import math

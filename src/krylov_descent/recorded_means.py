@@ -1,0 +1,74 @@
+"""The means that become of sums over all samples, as a part of what is recorded with the sums.
+
+In one process: ranks add up their sums first (see `sums`).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from krylov_descent.batches import Batch
+from krylov_descent.branches import side_by_side
+from krylov_descent.cuda_graphs import Part
+from krylov_descent.network import Network
+from krylov_descent.parameters import FlatParameters
+
+
+class MadeOfSquares(Protocol):
+    """What is made of mean squared gradients by kernels alone, which a GPU records with them."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Where it is: the same at every step, updated in place."""
+
+    def take_squares(self, parameters: FlatParameters, squares: Tensor) -> None:
+        """Make it of squares [n], which may be overwritten."""
+
+
+def recorded_means(
+    part: Part, into: MadeOfSquares | None, network: Network, batch: Batch, normaliser: Tensor
+) -> tuple[Tensor, list[Tensor], tuple[Tensor, ...]]:
+    """Value and length of the gradient [2]; gradient [n] and squares [n]; for a recording.
+
+    And what was made of the squares: held by the recording, it stays in its place.
+
+    Args:
+        part: gives the losses, Σ gradients [n] and, perhaps, Σ squares [n].
+        into: what is made of the squares, which are not given themselves then.
+        network: whose parameters have the L2 term.
+        batch: all samples.
+        normaliser: what their losses are divided by, in float64.
+    """
+    parameters = network.parameters
+    jobs: list[Callable[[], Any]] = [
+        partial(part, network, batch),
+        parameters.decay_term,
+        parameters.copy,
+        # The sample's part of the mean is nᵢN/W, so its square is nᵢ²N²/W², over N.
+        lambda: [s.to(parameters.dtype) for s in (1 / normaliser, batch.size / normaliser**2)],
+    ]
+    (losses, gradient, *of_squares), decay, theta, scales = side_by_side(jobs)
+    scale, scale_of_squares = scales
+
+    def numbers() -> Tensor:
+        parameters.scale_and_add_decay(gradient, scale, theta)
+        value = losses.sum(dtype=torch.float64) / normaliser + decay
+        return torch.stack([value, gradient.norm().double()])
+
+    def scaled(sums: Tensor) -> Tensor:
+        sums.mul_(scale_of_squares)
+        if into is not None:
+            into.take_squares(parameters, sums)
+        return sums
+
+    following: list[Callable[[], Tensor]] = [
+        numbers,
+        *(partial(scaled, sums) for sums in of_squares),
+    ]
+    found, *squares = side_by_side(following)
+    if into is None:
+        return found, [gradient, *squares], ()
+    return found, [gradient], into.tensors
