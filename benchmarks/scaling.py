@@ -75,9 +75,9 @@ def traffic(step: Step) -> Traffic:
     )
     found["basis", "all-gather"] = Sent(products, products * padded)
     found["basis", "reduce-scatter"] = Sent(products, products * padded)
-    moves = step.evaluations + NOISE_POINTS
-    found["search", "all-gather"] = Sent(moves, moves * padded)
-    found["search", "reduce-scatter"] = Sent(step.evaluations, step.evaluations * padded)
+    # Noise is measured along the previous step, which every rank has.
+    evaluated = Sent(step.evaluations, step.evaluations * padded)
+    found["search", "all-gather"] = found["search", "reduce-scatter"] = evaluated
     found["step", "all-gather"] = Sent(1, padded)
     return found
 

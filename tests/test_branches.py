@@ -9,9 +9,17 @@ from torch import Tensor, nn
 
 from krylov_descent import KSD
 from krylov_descent.batches import tensors_in
-from krylov_descent.branches import BRANCHES, side_by_side
+from krylov_descent.branches import (
+    BRANCHES,
+    all_joined,
+    begin,
+    begin_earlier,
+    moment,
+    side_by_side,
+)
 from krylov_descent.cuda_graphs import Recording
 from krylov_descent.recorded_objective import EVALUATION
+from krylov_descent.tensor_cores.entry import possible, tensor_core_products
 
 pytestmark = pytest.mark.gpu
 
@@ -51,6 +59,68 @@ def test_jobs_of_jobs_do_not_overwrite_what_others_still_read() -> None:
         graph.replay()
         for i, result in enumerate(results):
             assert torch.equal(result, torch.full_like(x, 3.0 * i + 3))
+
+
+def many_short_kernels(x: Tensor) -> Tensor:
+    """x + 300, by kernels that leave nearly all of a GPU free."""
+    for _ in range(300):
+        x = x + 1
+    return x
+
+
+def milliseconds(graph: torch.cuda.CUDAGraph) -> float:
+    """Of a replay, at best."""
+    found: list[float] = []
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end))
+    return min(found)
+
+
+def test_jobs_that_were_begun_are_waited_for_where_they_are_read() -> None:
+    x, device = torch.ones(1000, device="cuda"), torch.device("cuda")
+    if not possible(device):
+        pytest.skip("operations do not pass by our own")
+    graph, products = torch.cuda.CUDAGraph(), tensor_core_products(device)
+    with torch.cuda.graph(graph), products, all_joined():
+        early, late = begin([partial(torch.add, x, 1), partial(many_short_kernels, x)])
+        beside = many_short_kernels(early)
+        read = late * 2
+    with torch.cuda.graph(alone := torch.cuda.CUDAGraph()):
+        many_short_kernels(x)
+    for _ in range(3):
+        late.zero_()
+        graph.replay()
+        assert torch.equal(beside, torch.full_like(x, 302.0))
+        assert torch.equal(read, torch.full_like(x, 602.0))
+    assert milliseconds(graph) < 1.6 * milliseconds(alone)
+
+
+def test_jobs_begin_where_what_they_read_was_made() -> None:
+    x, device = torch.ones(1000, device="cuda"), torch.device("cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), tensor_core_products(device), all_joined():
+        room, since = torch.empty_like(x), moment()
+        read = x + 1
+        made = (torch.cuda.current_stream().record_event(),)
+        beside = many_short_kernels(x)
+        found, last = begin_earlier(
+            [(made, lambda: room.copy_(many_short_kernels(read))), ((), lambda: beside + 1)],
+            since,
+        )
+        end = found + last
+    with torch.cuda.graph(alone := torch.cuda.CUDAGraph()):
+        many_short_kernels(x)
+    for _ in range(3):
+        room.zero_()
+        graph.replay()
+        assert torch.equal(room, torch.full_like(x, 302.0))
+        assert torch.equal(end, torch.full_like(x, 604.0))
+    assert milliseconds(graph) < 1.6 * milliseconds(alone)
 
 
 def autoencoder(width: int = 400) -> nn.Sequential:

@@ -97,6 +97,23 @@ def test_eigenvalues_are_floored_to_epsilon_times_the_largest(
     torch.testing.assert_close(factor, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("part_of_floor", [0.5, 0.99, 1.01, 2.0, 10.0, 100.0])
+def test_near_the_floor_it_does_not_matter_how_coordinates_are_found(part_of_floor: float) -> None:
+    """By eigenvalues, or without them where it is seen that none is floored."""
+    eigenvalues = [part_of_floor * 1e-4 * 5.0, 1.0, 2.0, 5.0]
+    check_coordinates(symmetric(torch.tensor(eigenvalues, dtype=torch.float64)), 1e-4)
+
+
+def test_eigenvalues_are_found_later_where_none_is_floored(monkeypatch: pytest.MonkeyPatch) -> None:
+    eigenvalues = torch.tensor([0.01, 2.0, 5.0], dtype=torch.float64)
+    coordinates = coordinates_of(symmetric(eigenvalues), 1e-4)
+    with monkeypatch.context() as patched:
+        for name in ("eigh", "eigvalsh"):
+            patched.delattr(torch.linalg, name)
+        coordinates.find()
+    torch.testing.assert_close(coordinates.ritz_values, eigenvalues, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_rounding_of_a_zero_eigenvalue_does_not_set_the_floor(seed: int) -> None:
     negative = symmetric(torch.tensor([-4.0, 0.0, 0.0]), seed)

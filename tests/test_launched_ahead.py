@@ -35,10 +35,10 @@ def test_sets_are_drawn_while_the_gpu_is_busy(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Recording, "__call__", noted_launch)
     monkeypatch.setattr("krylov_descent.optimizers.ksd.draw", noted_draw)
-    optimizer = KSD(small_net(), nn.CrossEntropyLoss())
+    optimizer, data = KSD(small_net(), nn.CrossEntropyLoss()), samples(200)
     for _ in range(3):
         order.clear()
-        optimizer.step(samples(200))
+        optimizer.step(data)
     # Gradient and pulse; the sets; the basis.
     assert order[:4] == ["launched", "launched", "draw", "launched"]
 
@@ -61,10 +61,10 @@ def third_step(
 
     for word, (kind, name) in noted.items():
         monkeypatch.setattr(kind, name, noting(word, getattr(kind, name)))
-    optimizer = KSD(small_net(torch.float64), nn.MSELoss())
+    optimizer, data = KSD(small_net(torch.float64), nn.MSELoss()), towards_numbers()
     for _ in range(3):
         order.clear()
-        optimizer.step(towards_numbers())
+        optimizer.step(data)
     return optimizer, order
 
 
@@ -82,9 +82,9 @@ def test_the_basis_is_launched_before_the_gradient_is_read(monkeypatch: pytest.M
 def test_the_search_begins_before_the_basis_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     noted = {"launched": (Recording, "__call__"), "there": (LaunchedSubspace, "there")}
     optimizer, order = third_step(monkeypatch, noted)
-    # Gradient, pulse, basis and the evaluation at θ; noise and further evaluations.
-    assert order[:5] == ["launched"] * 4 + ["there"]
-    assert set(order[5:]) == {"launched"}
+    # Gradient, pulse, basis, the evaluation at θ and the noise there; further evaluations.
+    assert order[:6] == ["launched"] * 5 + ["there"]
+    assert set(order[6:]) == {"launched"}
     held = optimizer.objective.recordings._held
     assert held["noise"][1].batch is held["evaluation"][1].batch
 

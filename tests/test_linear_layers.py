@@ -1,17 +1,21 @@
 """Derivatives by way of the Linear layers' outputs are those towards the parameters."""
 
+import copy
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from krylov_descent import Objective
 from krylov_descent.batches import Batch
-from krylov_descent.linear_layers import Reach, recorded_linear_layers
+from krylov_descent.double_backward import gauss_newton
+from krylov_descent.linear_layers import Reach, moments_to_begin, recorded_linear_layers
 
 SAMPLES, INPUTS, OUTPUTS = 6, 4, 3
 
@@ -165,11 +169,13 @@ TRUSTED: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
 }
 
 
-def made(name: str) -> tuple[nn.Module, Objective, Batch]:
+def made(name: str, zeros: Sequence[int] = ()) -> tuple[nn.Module, Objective, Batch]:
+    """A model, and samples of which these inputs are always zero."""
     torch.manual_seed(3)
     model = TRUSTED[name][0]().double()
     objective = Objective(model, nn.MSELoss())
     inputs, targets = torch.randn(SAMPLES, INPUTS).double(), torch.randn(SAMPLES, OUTPUTS).double()
+    inputs[:, list(zeros)] = 0
     batch = Batch(inputs, targets, SAMPLES)
     objective.probe(batch)
     return model, objective, batch
@@ -193,9 +199,10 @@ def test_gradients_are_autograds(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("zeros", [(), (0, 2), range(INPUTS)], ids=["no", "some", "all"])
 @pytest.mark.parametrize("name", TRUSTED)
-def test_directions_move_the_outputs_as_differences_say(name: str) -> None:
-    model, objective, batch = made(name)
+def test_directions_move_the_outputs_as_differences_say(name: str, zeros: Sequence[int]) -> None:
+    model, objective, batch = made(name, zeros)
     network = objective.network
     pieces = [torch.randn_like(p) for p in model.parameters()]
 
@@ -212,6 +219,78 @@ def test_directions_move_the_outputs_as_differences_say(name: str) -> None:
     images = torch.autograd.grad(outputs, reach.tensors, u, create_graph=True)
     (found,) = torch.autograd.grad(images, u, reach.from_parameters(pieces))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_inputs_that_are_always_zero_take_no_arithmetic() -> None:
+    counts = []
+    for zeros in ((), (0, 2), (0, 1, 3)):
+        model, objective, batch = made("chain", zeros)
+        product = gauss_newton(objective.network, batch)
+        with FlopCounterMode(display=False) as counter:
+            product([torch.randn_like(p) for p in model.parameters()])
+        counts.append(counter.get_total_flops())
+    saved = [counts[0] - count for count in counts[1:]]
+    assert saved == [2 * SAMPLES * 5 * left_out for left_out in (2, 3)]
+
+
+def test_a_linearisation_takes_the_arithmetic_of_a_forward_pass() -> None:
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(80, 900), nn.Tanh(), nn.Linear(900, 10)).double()
+    objective = Objective(model, nn.MSELoss())
+    batch = Batch(torch.randn(7, 80).double(), torch.randn(7, 10).double(), 7)
+    objective.probe(batch)
+    with FlopCounterMode(display=False) as counter:
+        product = gauss_newton(objective.network, batch)
+    assert counter.get_total_flops() == 2 * 7 * (80 * 900 + 900 * 10)
+    pieces = [torch.randn_like(p) for p in model.parameters()]
+    # By differences, and a backward pass of its own.
+    parameters = list(model.parameters())
+    ahead, behind = copy.deepcopy(model), copy.deepcopy(model)
+    with torch.no_grad():
+        for p, q, v in zip(ahead.parameters(), behind.parameters(), pieces, strict=True):
+            p.add_(v, alpha=1e-5)
+            q.sub_(v, alpha=1e-5)
+        moved = (ahead(batch.inputs) - behind(batch.inputs)) / 2e-5
+    exact = torch.autograd.grad(model(batch.inputs), parameters, 2 / 10 * moved)
+    for ours, theirs in zip(product(pieces), exact, strict=True):
+        assert ours is not None
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+class Mixing(nn.Module):
+    """A net that mixes samples by a matrix of few numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(80, 900), nn.Linear(900, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = torch.eye(len(x), dtype=x.dtype).roll(1, 0).to_sparse()
+        result: Tensor = self.last(torch.tanh(torch.sparse.mm(mixed, self.first(x))))
+        return result
+
+
+def test_a_linearisation_may_have_sparse_matrices() -> None:
+    torch.manual_seed(5)
+    model = Mixing()
+    network = Objective(model, nn.MSELoss()).network
+    batch = Batch(torch.randn(7, 80), torch.randn(7, 10), 7)
+    product = gauss_newton(network, batch)
+    assert all(piece is not None for piece in product([p.detach() for p in model.parameters()]))
+
+
+def test_a_gradient_begins_when_its_own_delta_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it waits for a narrow layer, whose δ may have been there before."""
+    deltas = {name: torch.ones(2, 2) for name in "abcdef"}
+    made = {id(deltas[name]): name for name in "abcde"}  # of f it is not known when
+    products = SimpleNamespace(when_made=lambda delta: made.get(id(delta)))
+    monkeypatch.setattr("krylov_descent.linear_layers.under_way", lambda: products)
+    layers = [(400, "a"), (400, "f"), (30, "b"), (400, "c"), (20, "-"), (30, "d"), (400, "e")]
+    found = moments_to_begin([(width, deltas.get(name)) for width, name in layers])
+    assert [list(map(str, moments)) for moments in found] == [
+        ["a", "b"],
+        *([], ["b"], [], [], ["d"], ["e"]),
+    ]
 
 
 def test_frozen_weights_and_biases_are_left_out() -> None:

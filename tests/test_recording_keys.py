@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor, nn
 
 from krylov_descent import Objective
 from krylov_descent.batches import Batch
+from krylov_descent.cuda_graphs import Part
+from krylov_descent.network import Network
+from krylov_descent.recordings import Recordings
 
 
 class Scaled(nn.Module):
@@ -120,3 +124,68 @@ def test_a_forward_pass_may_differentiate_towards_parameters_at_a_point() -> Non
     network = Objective(TowardsItself(), nn.MSELoss()).network
     point = network.parameters.copy()
     torch.testing.assert_close(network.losses_at(point, twelve()), network.sample_losses(twelve()))
+
+
+def test_a_batch_is_read_where_it_is_while_it_stays_there() -> None:
+    recordings = Objective(Scaled(), nn.MSELoss()).recordings
+    first, second = twelve(), twelve()
+    found = [recordings._stays("gradient", batch) for batch in (first, first, second, first)]
+    assert found == [True, True, False, False]
+    assert recordings._stays("other", second)
+
+
+class Remembered:
+    """In place of a recording: what the part returned when it was made."""
+
+    def __init__(self, network: Network, part: Part, batch: Batch, *_: Any) -> None:
+        self.result: Tensor = part(network, batch)
+
+    def load(self, *_: Any) -> None:
+        """It reads nothing."""
+
+    def __call__(self) -> Tensor:
+        return self.result
+
+
+@pytest.fixture
+def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("krylov_descent.recordings.Recording", Remembered)
+    monkeypatch.setattr(Recordings, "possible", property(lambda self: True))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+
+
+@pytest.mark.usefixtures("remembering")
+def test_a_new_recording_is_no_witness_for_older_ones() -> None:
+    model, batch = nn.Sequential(nn.Linear(5, 3), nn.Tanh()), twelve()
+    recordings = Objective(model, nn.MSELoss()).recordings
+
+    def gradient(network: Network, batch: Batch) -> Tensor:
+        return network.sample_losses(batch).detach()
+
+    def holds(batch: Batch) -> bool:
+        recording = recordings.load("gradient", gradient, batch, where_it_is=True)
+        assert recording is not None
+        return recordings.hold(batch, recording()[:8])
+
+    assert recordings.hold(batch)  # with the first one
+    assert holds(batch)
+    model[1] = nn.ReLU()
+    assert not holds(twelve())  # which is elsewhere, and recorded anew
+    assert recordings.refuted == 1
+    assert not recordings._held
+    assert holds(batch)
+    model[1] = nn.Sigmoid()
+    assert not holds(batch)
+
+
+def test_samples_are_alone_where_nothing_is_known_to_mix_them() -> None:
+    def alone(model: nn.Module) -> bool:
+        return Objective(model, nn.MSELoss()).network.has_samples_alone
+
+    assert alone(nn.Sequential(nn.Linear(5, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 3))))
+    assert alone(nn.Linear(5, 3))
+    assert not alone(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)))
+    assert not alone(Scaled())
+    hooked = nn.Sequential(nn.Linear(5, 3), nn.Tanh())
+    hooked[0].register_forward_hook(lambda module, given, found: found - found.mean(0))
+    assert not alone(hooked)

@@ -388,6 +388,7 @@ def test_the_noise_is_recorded_whatever_the_forward_pass_does(
     found = []
     for recorded in (True, False):
         optimizer = KSD(model(), nn.CrossEntropyLoss(), cuda_graphs=recorded)
+        optimizer.step(data)  # the first has no step before it, and measures without a recording
         found.append(optimizer.step(data).noise)
         assert ("noise" in optimizer.objective.recordings._held) == recorded
     # Of rounding, and so as large with other kernels, if not the same.
@@ -439,3 +440,18 @@ def test_unused_graphs_are_not_recorded_for_large_models() -> None:
     assert not Objective(large, nn.MSELoss()).recordings.possible
     assert Objective(small_net(), nn.MSELoss()).recordings.possible
     assert not Objective(small_net(), nn.MSELoss(), cuda_graphs=False).recordings.possible
+
+
+def test_all_samples_may_stay_where_they_are_change_there_and_move() -> None:
+    """Recordings read them in place, while they stay."""
+    losses = []
+    for recorded in (True, False):
+        inputs, targets = towards_numbers()
+        optimizer = KSD(small_net(torch.float64), nn.MSELoss(), cuda_graphs=recorded)
+        losses.append([optimizer.step((inputs, targets)).loss for _ in range(3)])
+        inputs.mul_(2)
+        losses[-1].append(optimizer.step((inputs, targets)).loss)
+        elsewhere = inputs / 3
+        losses[-1] += [optimizer.step((x, targets)).loss for x in (elsewhere, inputs, elsewhere)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert len({round(loss, 6) for loss in losses[0]}) == 7

@@ -145,12 +145,14 @@ def test_value_is_that_of_the_parameters_as_they_are() -> None:
 
 def test_samples_are_counted() -> None:
     problem = make("mlp", "cross-entropy")
-    function, subspace, _ = around(Objective(problem.model, problem.loss), problem.data, 3)
+    function, subspace, theta = around(Objective(problem.model, problem.loss), problem.data, 3)
     start, gradient = function(np.zeros(subspace.rank))
     function(-gradient)
     assert function.samples_seen == 2 * 5
-    function.noise(start, gradient)
+    function.noise(start, gradient, lambda: theta)
     assert function.samples_seen == (2 + 4) * 5  # four forward passes
+    function.noise(start, gradient, lambda: torch.zeros_like(theta))
+    assert function.samples_seen == (2 + 4 + 4) * 5
 
 
 # Noise -------------------------------------------------------------------------------------------
@@ -168,9 +170,17 @@ def wider(tensor: Tensor) -> Tensor:
 
 
 def measured_and_true_noise(
-    loss: str, seed: int, dtype: torch.dtype = torch.float32, *, bfloat16: bool = False
+    loss: str,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    bfloat16: bool = False,
+    previous: float = 0.0,
 ) -> tuple[float, float, float]:
-    """The noise as measured, the same as a float64 copy of the model shows it, and the value."""
+    """The noise as measured, the same as a float64 copy of the model shows it, and the value.
+
+    With a previous step of some direction, of that length.
+    """
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, CLASSES)).to(dtype)
     function, make_targets = PROBLEMS[loss]
@@ -188,7 +198,8 @@ def measured_and_true_noise(
     )
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16), objective.network.algebra():
         start, gradient = f(np.zeros(subspace.rank))
-        noise = f.noise(start, gradient)
+        direction = numbers(len(theta), seed=seed).to(dtype)
+        noise = f.noise(start, gradient, lambda: previous * direction / direction.norm())
         # Near θ: far from it the rounding of the point itself adds to that of the value.
         length = 3e-3 * float(np.linalg.norm(gradient)) / math.sqrt(subspace.rank)
         points = [length * numbers(subspace.rank, seed=k).numpy() for k in range(25)]
@@ -198,8 +209,10 @@ def measured_and_true_noise(
 
 
 @pytest.mark.parametrize("loss", PROBLEMS)
-def test_float32_noise_is_the_error_against_float64(loss: str) -> None:
-    pairs = [measured_and_true_noise(loss, seed)[:2] for seed in range(7)]
+@pytest.mark.parametrize("previous", [0.0, 0.01, 1.0])
+def test_float32_noise_is_the_error_against_float64(loss: str, previous: float) -> None:
+    found = [measured_and_true_noise(loss, seed, previous=previous) for seed in range(7)]
+    pairs = [(measured, true) for measured, true, _ in found]
     ratios = [measured / true for measured, true in pairs]
     # A few points tell it to a factor of two or so.
     assert 1 / 2 < float(np.median(ratios)) < 2
@@ -207,10 +220,20 @@ def test_float32_noise_is_the_error_against_float64(loss: str) -> None:
     assert min(ratios) > 1 / 6
 
 
-def test_float64_noise_is_near_machine_rounding() -> None:
+@pytest.mark.parametrize("previous", [0.0, 1.0])
+def test_float64_noise_is_near_machine_rounding(previous: float) -> None:
     for seed in range(3):
-        noise, _, value = measured_and_true_noise("cross-entropy", seed, torch.float64)
+        noise, _, value = measured_and_true_noise(
+            "cross-entropy", seed, torch.float64, previous=previous
+        )
         assert 1e-18 < noise / value < 1e-15
+
+
+def test_a_previous_step_that_tells_nothing_is_as_none() -> None:
+    first, _, _ = measured_and_true_noise("cross-entropy", 0)
+    for length in (math.inf, 1e20, 1e-30):  # in the midst one at which losses are of other sizes
+        noise, _, _ = measured_and_true_noise("cross-entropy", 0, previous=length)
+        assert noise == first
 
 
 # Where the CPU lacks bfloat16, torch says that it computes it in another way.
@@ -241,6 +264,7 @@ def test_noise_without_a_finite_neighbourhood_is_rounding_of_the_value() -> None
     function, _, theta = around(objective, data, 1)
     start, gradient = function(np.zeros(1))
     assert start == 4.0
-    noise = function.noise(start, gradient)
-    assert noise == pytest.approx(torch.finfo(torch.float64).eps * 4.0 / 2)
+    for previous in (torch.zeros_like(theta), torch.ones_like(theta)):
+        noise = function.noise(start, gradient, previous.clone)
+        assert noise == pytest.approx(torch.finfo(torch.float64).eps * 4.0 / 2)
     assert torch.equal(theta, torch.tensor([2.0], dtype=torch.float64))

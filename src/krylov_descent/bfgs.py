@@ -19,7 +19,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from krylov_descent.line_search import Trial, wolfe_search
+from krylov_descent.line_search import Bracket, Trial, wolfe_search
 
 # Of few numbers: NumPy's operations on them take a fifth of torch's time, and a GPU waits for them.
 Vector = NDArray[np.float64]
@@ -27,6 +27,8 @@ Function = Callable[[Vector], tuple[float, Vector]]
 """From a point [m] to the value and the gradient [m] there."""
 
 EPSILON = sys.float_info.epsilon
+# From one line to the next the predicted decrease falls to a third or so.
+LITTLE = 4.0
 
 
 class StopReason(StrEnum):
@@ -41,25 +43,36 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trying:
-    """A trial that is about to be made, and what the one after it depends on, if it is accepted.
+    """A trial that is about to be made, and all that the ones after it depend on.
 
     Attributes:
         point: from where [m].
+        value: there.
         gradient: there [m].
         direction: along which [m].
         slope: there, along it.
         step: how far.
+        bracket: what is known of other steps along it.
         inverse_hessian: [m, m]; overwritten later.
         is_identity: whether that has not learnt anything yet.
+        noise: of a value, as the search was told.
     """
 
     point: Vector
+    value: float
     gradient: Vector
     direction: Vector
     slope: float
     step: float
+    bracket: Bracket
     inverse_hessian: Vector
     is_identity: bool
+    noise: float
+
+    @property
+    def may_be_the_last(self) -> bool:
+        """Whether so little is left to gain that the search may well end behind this trial."""
+        return -self.slope / 2 <= LITTLE * self.noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +144,11 @@ def minimize_bfgs(
         # No value is more exact than float64 can write it, whatever the noise.
         value_error = max(noise, EPSILON * abs(current.value))
         search = wolfe_search(
-            _along(function, current, direction, slope, inverse_hessian, foresee),
+            _along(function, current, direction),
             Trial(0.0, current.value, slope, current.gradient),
             first_step=_first_step(last_decrease, predicted_decrease),
             noise=value_error,
+            foresee=_telling(foresee, current, direction, slope, inverse_hessian, noise),
         )
         iterations += 1
         evaluations += search.evaluations
@@ -221,25 +235,34 @@ class _InverseHessian:
         self.matrix += half.T
 
 
-def _along(
-    function: Function,
-    start: _Iterate,
-    direction: Vector,
-    slope: float,
-    inverse_hessian: _InverseHessian,
-    foresee: Callable[[Trying], None] | None,
-) -> Callable[[float], Trial]:
+def _along(function: Function, start: _Iterate, direction: Vector) -> Callable[[float], Trial]:
     """The function of one variable that the line search sees."""
 
     def evaluate(step: float) -> Trial:
-        if foresee is not None:
-            matrix, is_identity = inverse_hessian.matrix, inverse_hessian.is_identity
-            given = start.point, start.gradient, direction, slope, step, matrix, is_identity
-            foresee(Trying(*given))
         value, gradient = function(start.point + step * direction)
         return Trial(step, value, float(gradient @ direction), gradient)
 
     return evaluate
+
+
+def _telling(
+    foresee: Callable[[Trying], None] | None,
+    start: _Iterate,
+    direction: Vector,
+    slope: float,
+    inverse_hessian: _InverseHessian,
+    noise: float,
+) -> Callable[[float, Bracket], None] | None:
+    """What the line search tells of its trials, with the rest that the next ones depend on."""
+    if foresee is None:
+        return None
+    line = start.point, start.value, start.gradient, direction, slope
+    learnt = inverse_hessian.matrix, inverse_hessian.is_identity
+
+    def tell(step: float, bracket: Bracket) -> None:
+        foresee(Trying(*line, step, bracket, *learnt, noise))
+
+    return tell
 
 
 def _check_arguments(start: Vector, max_iterations: int, noise: float) -> None:

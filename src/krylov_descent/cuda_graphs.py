@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.batches import Batch, tensors_in
+from krylov_descent.branches import all_joined
 from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.insertions import insert
 from krylov_descent.network import Network
@@ -190,13 +191,17 @@ def _copy(batch: Batch, static: Batch) -> None:
         strict=True,
     )
     for target, source in pairs:
-        target.copy_(source)
+        if target.data_ptr() != source.data_ptr():  # it may be read where it is
+            target.copy_(source)
 
 
 @functools.cache
 def _recording_stream(device: int) -> torch.cuda.Stream:
-    """One for everything: autograd runs a backward pass on the stream of its forward pass."""
-    return torch.cuda.Stream(device)
+    """One for everything: autograd runs a backward pass on the stream of its forward pass.
+
+    It goes first, where branches fill the GPU: what they do is waited for later.
+    """
+    return torch.cuda.Stream(device, priority=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +287,7 @@ def _captured(
         # Other threads, of data loaders, may go on copying to the device meanwhile.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            with products() as known:
+            with products() as known, all_joined():
                 result = function()
         except BaseException:
             with suppress(RuntimeError):  # that it failed is known

@@ -4,15 +4,19 @@ Jᵀu is a backward pass, linear in u. Its own graph is kept, and a backward pas
 towards u, is Jv. Neither needs the forward pass again.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from krylov_descent.batches import Batch, Tree, tensors_in
 from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.lean_functions import LeanFunctions
-from krylov_descent.linear_layers import Reach, recorded_linear_layers
+from krylov_descent.linear_layers import NUMPYS, Reach, recorded_linear_layers
 from krylov_descent.losses import OutputHessian
 from krylov_descent.network import Network, require_graph
 
@@ -23,9 +27,13 @@ def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian
     if not active:
         require_graph(outputs[0])
     directions = [torch.zeros_like(z, requires_grad=True) for z in active]
-    transposed: tuple[Tensor | None, ...] = torch.autograd.grad(
-        active, reach.tensors, directions, create_graph=True, allow_unused=True
-    )
+    zeros: AbstractContextManager[Any] = nullcontext()
+    if reach.on_cpu_and_large:
+        zeros = _ProductsOfZeros()  # type: ignore[no-untyped-call]
+    with zeros:
+        transposed: tuple[Tensor | None, ...] = torch.autograd.grad(
+            active, reach.tensors, directions, create_graph=True, allow_unused=True
+        )
     # Their places in the graph are enough: the n numbers of Jᵀ0 themselves are let go.
     reached = {
         i: get_gradient_edge(image)
@@ -36,7 +44,7 @@ def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian
 
     def product(pieces: list[Tensor]) -> list[Tensor | None]:
         # v → Jv → H_E Jv → JᵀH_E Jv
-        given = reach.from_parameters(pieces)
+        room, given = reach.room(), reach.from_parameters(pieces)
         moved = iter(
             torch.autograd.grad(
                 list(reached.values()),
@@ -50,17 +58,42 @@ def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian
         tangents = [next(moved) if z.requires_grad else torch.zeros_like(z) for z in outputs]
         del given
         curved = middle(tangents)
-        return reach.to_parameters(
-            torch.autograd.grad(
-                active,
-                reach.tensors,
-                [c for c, z in zip(curved, outputs, strict=True) if z.requires_grad],
-                retain_graph=True,
-                allow_unused=True,
-            )
+        found = torch.autograd.grad(
+            active,
+            reach.tensors,
+            [c for c, z in zip(curved, outputs, strict=True) if z.requires_grad],
+            retain_graph=True,
+            allow_unused=True,
         )
+        return reach.to_parameters(found, room)
 
     return product
+
+
+class _ProductsOfZeros(TorchDispatchMode):
+    """For a while the product of a matrix of zeros with another is known to be zero, on a CPU.
+
+    Jᵀ0 is nothing else, and wanted for its graph alone.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to keep the compiler out of this it would be loaded, which takes a second
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Called in place of all operations on tensors."""
+        if func is torch.ops.aten.mm.default and _is_zero(args[0]):
+            a, b = args
+            return a.new_zeros(a.shape[0], b.shape[1])
+        return func(*args, **(kwargs or {}))
+
+
+def _is_zero(matrix: Tensor) -> bool:
+    plain = type(matrix) is Tensor and matrix.dtype in NUMPYS
+    dense = matrix.layout is torch.strided and matrix.device.type == "cpu"
+    return plain and dense and not matrix.detach().numpy().any()
 
 
 def gauss_newton(network: Network, batch: Batch) -> BatchProduct:

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from krylov_descent.basis import Storage, StoredBasis
 from krylov_descent.preconditioner import Diagonal, Entrywise, Metric
+from krylov_descent.tensor_cores.entry import under_way
 
 
 class Images:
@@ -28,12 +29,21 @@ class Images:
 
     def subtract(self, w: Tensor, which: slice, coefficients: Tensor) -> None:
         """Take D times a combination of some rows from a vector, in place."""
+        rows, products = self._rows, under_way()
+        if self._kept is not None and products is not None:  # in one kernel
+            self._kept.subtracted(w, which, coefficients)
+            return
         if self._kept is not None:
             w.sub_(self._kept.combine(which, coefficients))
             return
-        combined = self._rows.combine(which, coefficients)
-        if isinstance(self._metric, Diagonal) and w.is_cuda:  # in one kernel
-            w.addcmul_(combined, self._metric.diagonal, value=-1)
+        diagonal = self._metric.diagonal if isinstance(self._metric, Diagonal) else None
+        if diagonal is not None and products is not None and rows.plain:
+            few = rows.stored[which]
+            if products.subtract_combination(w, few, coefficients, diagonal):
+                return
+        combined = rows.combine(which, coefficients)
+        if diagonal is not None and w.is_cuda:  # in one kernel
+            w.addcmul_(combined, diagonal, value=-1)
         else:
             w.sub_(self._metric.multiply(combined))
 

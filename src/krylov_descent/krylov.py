@@ -8,14 +8,16 @@ orthonormal vectors is done with the help of VᵀV (`subspace.Coordinates`).
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from krylov_descent.basis import Placement, StoredBasis
+from krylov_descent.basis import Alone, Placement, StoredBasis
 from krylov_descent.images import Images
-from krylov_descent.preconditioner import Metric
+from krylov_descent.preconditioner import Diagonal, Metric
 from krylov_descent.tensor_cores.entry import under_way
 
 Product = Callable[[Tensor], Tensor]
@@ -63,6 +65,8 @@ def fill_with_krylov_space(
     curvature = gradient.new_zeros(rows.count, rows.count)
     lengths = gradient.new_zeros(rows.count)
     images = Images(rows, metric)
+    # What is stored less exactly cannot tell a smaller remainder from its own rounding.
+    least = max(BREAKDOWN_UNITS * torch.finfo(gradient.dtype).eps, rows.epsilon) ** 2
     for slot in range(krylov, rows.count):
         rows.put(slot, placement.own(previous_steps.pop(0)))  # where they wait
 
@@ -76,14 +80,15 @@ def fill_with_krylov_space(
     def dot(a: Tensor, b: Tensor) -> Tensor:
         return placement.settled(placement.dots(a @ b))
 
-    def add(k: int, u: Tensor, w: Tensor, taken: Tensor, squared: Tensor, before: Tensor) -> bool:
-        """Make row k of what is left of u, of these squared lengths; False if it is seen to be 0.
+    def scale_of(k: int, squared: Tensor, before: Tensor) -> Tensor:
+        """What makes 1 of the length of what is left of a vector, given both lengths' squares."""
+        return _scale_of(squared, least, before, lengths[k : k + 1])
 
-        Multiples of rows were taken from u, and w is Du with them. What is stored less exactly
-        cannot tell a smaller remainder from its own rounding.
+    def add(k: int, u: Tensor, w: Tensor, taken: Tensor, scale: Tensor) -> bool:
+        """Make row k of what is left of u, times a scale; False if it is seen to be 0.
+
+        Multiples of rows were taken from u, and w is Du with them.
         """
-        least = max(BREAKDOWN_UNITS * torch.finfo(u.dtype).eps, rows.epsilon)
-        scale = _scale_of(squared, least**2, before, lengths[k : k + 1])
         rows.put(k, u, scale)
         images.keep(k, w, taken, scale)
         # Reading a number costs a GPU a stop, and a CPU nothing. NaN goes on, and is found in H̄.
@@ -99,6 +104,12 @@ def fill_with_krylov_space(
         along = times(near, w)
         images.subtract(w, near, along)
         found = times(known, w)
+        if type(placement) is Alone:  # else ranks have to agree in between
+            place = lengths[k : k + 1]
+            both = _remainder_at_once(rows, metric, w, found, along, least, projected, place)
+            if both is not None:
+                u, scale = both
+                return add(k, u, w, found, scale)
         u = rows.subtracted(metric.solve(w), known, found)
         if not rows.rounded:  # VᵀDV = 1, and so this is Vᵀ(Hv), too
             projected.copy_(found)
@@ -106,7 +117,7 @@ def fill_with_krylov_space(
         # uᵀw is uᵀDu, since u is orthogonal to the rows. All ranks must come to the same decision.
         parts = torch.stack([placement.dots(u @ w), projected @ projected])
         squared, removed = placement.settled(parts).unbind()
-        return add(k, u, w, found, squared, squared + removed)
+        return add(k, u, w, found, scale_of(k, squared, squared + removed))
 
     def add_previous(k: int) -> bool:
         """Row k of the previous step that waits there, orthogonalised twice."""
@@ -119,7 +130,7 @@ def fill_with_krylov_space(
         w = metric.multiply(u)
         taken = times(known, w)
         u = rows.subtracted(u, known, taken)
-        return add(k, u, w, taken, dot(u, w), before)
+        return add(k, u, w, taken, scale_of(k, dot(u, w), before))
 
     def measure(k: int) -> None:
         """The row of H̄ of a direction that no other follows from."""
@@ -128,7 +139,7 @@ def fill_with_krylov_space(
     own = placement.own(gradient)
     first = metric.solve(own)
     squared = dot(first, own)
-    alive = add(0, first, own, own[:0], squared, squared)
+    alive = add(0, first, own, own[:0], scale_of(0, squared, squared))
     del own, first
     for k in range(1, krylov):
         alive = alive and add_next(k)
@@ -139,6 +150,39 @@ def fill_with_krylov_space(
             measure(slot)
     small = placement.settled(torch.stack([curvature, placement.dots(rows.gram())]))
     return torch.cat([*small, lengths.unsqueeze(0)])
+
+
+def _remainder_at_once(
+    rows: StoredBasis,
+    metric: Metric,
+    w: Tensor,
+    found: Tensor,
+    along: Tensor,
+    least: float,
+    projected: Tensor,
+    place: Tensor,
+) -> tuple[Tensor, Tensor] | None:
+    """What is left of D⁻¹w, and its scale, by two kernels; None where these are not for it.
+
+    Args:
+        rows: V.
+        metric: D.
+        w: from which D times the last rows was taken already; overwritten where D is diagonal.
+        found: Vᵀw for the first rows, which are to be taken from D⁻¹w.
+        along: what was taken of the last of these before.
+        least: as in `_scale_of`, where the other is everything, with what was taken.
+        projected: where all that was taken is to be written.
+        place: as in `_scale_of`.
+    """
+    products = under_way()
+    if products is None or not rows.plain:
+        return None
+    diagonal = metric.diagonal if isinstance(metric, Diagonal) else None
+    u = w if diagonal is not None else metric.solve(w)
+    parts = products.subtract_rows(u, diagonal, rows.stored[: len(found)], found, w)
+    if parts is None:
+        return None
+    return u, products.scale_of_remainder(parts, found, along, least, projected, place)
 
 
 def _scale_of(squared: Tensor, least: float, before: Tensor, place: Tensor) -> Tensor:
@@ -176,5 +220,10 @@ def found_on_host(found: Tensor) -> tuple[list[int], Tensor, Tensor]:
     rows = numbers[-1].nonzero()[0]
     if len(rows) < count:
         both = both[:, rows[:, np.newaxis], rows]
-    curvature, gram = np.where(np.tri(len(rows), dtype=bool), both, both.transpose(0, 2, 1))
+    curvature, gram = np.where(_lower_triangle(len(rows)), both, both.transpose(0, 2, 1))
     return rows.tolist(), torch.from_numpy(curvature.astype(np.float64)), torch.from_numpy(gram)
+
+
+@cache
+def _lower_triangle(rows: int) -> NDArray[np.bool_]:
+    return np.tri(rows, dtype=bool)

@@ -25,6 +25,10 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import Any, NamedTuple
 
+# Of the Wolfe conditions: the part of the decrease that the first slope promises to insist on, and
+# the part of that slope that may remain.
+SUFFICIENT_DECREASE, CURVATURE = 1e-4, 0.9
+
 # Two values compared have √2 times the noise of one, so this is about two standard deviations.
 NOISE_ALLOWANCE = 3.0
 
@@ -71,12 +75,20 @@ class LineSearchResult:
     outcome: LineSearchOutcome
 
 
-class _Point(NamedTuple):
+class Point(NamedTuple):
     """A trial without its gradient, which may be large: all that the bracket needs."""
 
     step: float
     value: float
     slope: float
+
+
+class Bracket(NamedTuple):
+    """What a line search has learnt from its trials, the start included."""
+
+    shorter: Point  # the one that was ``low`` before
+    low: Point  # the longest that was too short
+    high: Point | None  # the shortest that was too far; NaN if nothing can be interpolated with it
 
 
 class _Verdict(Enum):
@@ -92,9 +104,10 @@ def wolfe_search(
     *,
     first_step: float = 1.0,
     noise: float = 0.0,
-    sufficient_decrease: float = 1e-4,
-    curvature: float = 0.9,
+    sufficient_decrease: float = SUFFICIENT_DECREASE,
+    curvature: float = CURVATURE,
     max_evaluations: int = 20,
+    foresee: Callable[[float, Bracket], None] | None = None,
 ) -> LineSearchResult:
     """Find a step that meets the strong Wolfe conditions.
 
@@ -110,6 +123,7 @@ def wolfe_search(
         sufficient_decrease: the part of the decrease promised by the first slope to insist on.
         curvature: the part of the first slope that may remain.
         max_evaluations: the most trials to make.
+        foresee: told of each step before it is tried, and of what led to it.
 
     Memory: at most three trials are held at a time: ``start``, the best and the newest.
     """
@@ -137,9 +151,11 @@ def wolfe_search(
 
     best = start
     shorter = low = _point(start)
-    high: _Point | None = None
+    high: Point | None = None
     step, width = first_step, math.inf
     for evaluations in range(1, max_evaluations + 1):
+        if foresee is not None:
+            foresee(step, Bracket(shorter, low, high))
         trial = evaluate(step)
         if is_sound(trial) and trial.value < best.value:
             best = trial
@@ -155,7 +171,7 @@ def wolfe_search(
                 shorter, low = low, _point(trial)
             case _Verdict.TOO_FAR:
                 # Nothing can be interpolated with what is wild.
-                high = _point(trial) if is_sound(trial) else _Point(step, math.nan, math.nan)
+                high = _point(trial) if is_sound(trial) else Point(step, math.nan, math.nan)
         del trial  # frees its gradient before the next one is made, unless it is the best
 
         if high is None:
@@ -172,7 +188,7 @@ def wolfe_search(
     return LineSearchResult(None, best, max_evaluations, LineSearchOutcome.EVALUATION_LIMIT)
 
 
-def _step_beyond(shorter: _Point, low: _Point, allowance: float) -> float:
+def _step_beyond(shorter: Point, low: Point, allowance: float) -> float:
     """A longer step than ``low``, where the function seems to have its minimum."""
     minimum = _minimum(shorter, low, allowance)
     if minimum is None:
@@ -180,7 +196,7 @@ def _step_beyond(shorter: _Point, low: _Point, allowance: float) -> float:
     return min(max(minimum, SMALLEST_GROWTH * low.step), LARGEST_GROWTH * low.step)
 
 
-def _step_between(low: _Point, high: _Point, allowance: float) -> float:
+def _step_between(low: Point, high: Point, allowance: float) -> float:
     """A step inside the bracket, where the function seems to have its minimum."""
     minimum = _minimum(low, high, allowance) if _is_finite(high) else None
     if minimum is None:
@@ -189,12 +205,12 @@ def _step_between(low: _Point, high: _Point, allowance: float) -> float:
     return min(max(minimum, low.step + NEAREST * width), low.step + FARTHEST * width)
 
 
-def _middle(low: _Point, high: _Point) -> float:
+def _middle(low: Point, high: Point) -> float:
     """The middle of the bracket in order of magnitude, for a scale may be what is sought."""
     return math.sqrt(low.step) * math.sqrt(high.step) if low.step > 0 else high.step / 10
 
 
-def _minimum(left: _Point, right: _Point, allowance: float) -> float | None:
+def _minimum(left: Point, right: Point, allowance: float) -> float | None:
     """The step of the minimum that two points suggest, or None; the left slope is negative."""
     width = right.step - left.step
     secant = (right.value - left.value) / width
@@ -211,7 +227,7 @@ def _minimum(left: _Point, right: _Point, allowance: float) -> float | None:
     return _zero_of_derivative(left, width, linear, square)
 
 
-def _zero_of_derivative(left: _Point, width: float, linear: float, square: float) -> float | None:
+def _zero_of_derivative(left: Point, width: float, linear: float, square: float) -> float | None:
     """Where left.slope + 2·linear·u + square·u² crosses zero upwards, at u widths from the left.
 
     Written as −slope / (linear + √(linear² − slope·square)), which does not cancel however close
@@ -227,11 +243,11 @@ def _zero_of_derivative(left: _Point, width: float, linear: float, square: float
     return left.step - width * slope / (linear + math.sqrt(discriminant))
 
 
-def _point(trial: Trial) -> _Point:
-    return _Point(trial.step, trial.value, trial.slope)
+def _point(trial: Trial) -> Point:
+    return Point(trial.step, trial.value, trial.slope)
 
 
-def _is_finite(trial: Trial | _Point) -> bool:
+def _is_finite(trial: Trial | Point) -> bool:
     return math.isfinite(trial.value) and math.isfinite(trial.slope)
 
 

@@ -20,23 +20,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
 from krylov_descent.batches import Batch
-from krylov_descent.branches import side_by_side
+from krylov_descent.branches import Moment, Moments, begin, begin_earlier, moment, side_by_side
 from krylov_descent.network import Network, require_graph
 from krylov_descent.parameters import Pieces
+from krylov_descent.tensor_cores.cross_entropy import ones_for
 from krylov_descent.tensor_cores.entry import under_way
 
 # Of δᵀx: under autocast and in tf32 autograd's own gradient is rounded to few digits.
 FINE_TOLERANCE, COARSE_TOLERANCE = 1e-3, 3e-2
 
-Result = TypeVar("Result")
+# Layers of so many units, for which a GPU has more room than they take.
+NARROW = 128
+# Parameters of a model whose products take longer than to look at their numbers.
+LARGE = 1 << 16
+# To leave out inputs that are always zero costs a copy of a weight, and of x once.
+MOST_NONZERO = 0.9
+NUMPYS = (torch.float32, torch.float64)
+# Of the products with a direction, which a forward pass comes to one by one, so many at a time.
+AT_A_TIME = 3
 
 
 @dataclass(slots=True)
@@ -134,56 +144,108 @@ class Reach:
         self.tensors: list[Any] = [z for layer in self._layers for z in layer.outputs]
         self.tensors += [parameters[i] for i in self._rest]
 
+    @property
+    def on_cpu_and_large(self) -> bool:
+        """Whether arithmetic is what takes the time."""
+        return self._parameters.device.type == "cpu" and self._parameters.numel >= LARGE
+
     def gradients(self, losses: Tensor) -> list[Tensor | None]:
         """∂ Σ losses / ∂p for each parameter; None where the losses do not depend on it."""
         require_graph(losses)
-        found = torch.autograd.grad(
-            losses, self.tensors, torch.ones_like(losses), allow_unused=True
-        )
-        return self.to_parameters(found)
+        room = self.room()
+        found = torch.autograd.grad(losses, self.tensors, ones_for(losses), allow_unused=True)
+        return self.to_parameters(found, room)
 
-    def to_parameters(self, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """From a derivative towards `tensors` to one towards the parameters.
+    def room(self) -> "Room":
+        """For derivatives towards the parameters; asked for before all that they are made of.
 
         They are written where they belong in a vector, which saves a copy of all of it. On a GPU
         only where products are not left to torch: its kernels want pieces that begin evenly.
         """
-        pieces: list[Tensor | None] = [None] * len(self._parameters.tensors)
-        places, vector = list(pieces), None
+        vector: Tensor | None = None
+        places: Sequence[Tensor | None] = [None] * len(self._parameters.tensors)
         if self._parameters.device.type == "cpu" or under_way() is not None:
             vector = self._parameters.empty()
-            places[:] = self._parameters.pieces(vector)
-        jobs, of_biases, start = [], [], 0
+            places = self._parameters.pieces(vector)
+        return Room(vector, places, moment())
+
+    def to_parameters(
+        self, cotangents: Sequence[Tensor | None], room: "Room"
+    ) -> list[Tensor | None]:
+        """From a derivative towards `tensors` to one towards the parameters.
+
+        Where it is recorded, the products of a layer begin as soon as its δ is there, beside the
+        rest of the backward pass.
+        """
+        pieces: list[Tensor | None] = [None] * len(self._parameters.tensors)
+        start, deltas = 0, list[tuple[_Factored, Tensor]]()
         for layer in self._layers:
-            own = cotangents[start : (start := start + len(layer.outputs))]
-            delta = layer.joined(own)
-            if delta is not None and layer.weight is not None:
-                place = places[layer.weight]
-                jobs.append((layer.weight, partial(layer.weight_gradient, delta, place)))
-            if delta is not None and layer.bias is not None:
-                place = places[layer.bias]
-                of_biases.append((layer.bias, partial(layer.bias_gradient, delta, place)))
-        jobs += of_biases  # the last, since they are short, and fit beside the others
-        for (i, _), piece in zip(jobs, side_by_side([job for _, job in jobs]), strict=True):
-            pieces[i] = piece
+            delta = layer.joined(cotangents[start : (start := start + len(layer.outputs))])
+            if delta is not None:
+                deltas.append((layer, delta))
+        deltas.reverse()  # from the last layer on, as a backward pass goes
+        of_weights, of_biases = list[_Job](), list[_Job]()
+        moments = moments_to_begin([(layer.width, delta) for layer, delta in deltas])
+        for (layer, delta), made in zip(deltas, moments, strict=True):
+            if layer.weight is not None:
+                job = partial(layer.weight_gradient, delta, room.places[layer.weight])
+                of_weights.append(_Job(layer.weight, made, job))
+            if layer.bias is not None:
+                job = partial(layer.bias_gradient, delta, room.places[layer.bias])
+                of_biases.append(_Job(layer.bias, made, job))
+        jobs = of_weights + of_biases  # which are short, and fit beside the others
+        found = begin_earlier([(job.begins, job.run) for job in jobs], room.since)
+        for of_job, piece in zip(jobs, found, strict=True):
+            pieces[of_job.parameter] = piece
         for i, cotangent in zip(self._rest, cotangents[start:], strict=True):
-            pieces[i] = _written(cotangent, places[i])
-        if vector is None or any(piece is None for piece in pieces):
+            pieces[i] = _written(cotangent, room.places[i])
+        if room.vector is None or any(piece is None for piece in pieces):
             return pieces
-        return Pieces(vector, pieces)
+        return Pieces(room.vector, pieces)
 
     def from_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """From a direction in the parameters to the one that it causes in `tensors`."""
         jobs = [partial(layer.from_parameters, pieces) for layer in self._layers]
-        moved = [dz for of_layer in side_by_side(jobs) for dz in of_layer]
+        # What goes on from the first layer need not wait for the others, where it is recorded.
+        others = side_by_side(jobs[1:]) if under_way() is None else begin(jobs[1:], AT_A_TIME)
+        moved = [dz for of_layer in (*(job() for job in jobs[:1]), *others) for dz in of_layer]
         return moved + [pieces[i] for i in self._rest]
+
+
+class _Job(NamedTuple):
+    """The gradient of one parameter, which may begin behind moments of the backward pass."""
+
+    parameter: int
+    begins: Moments
+    run: Callable[[], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """For derivatives towards the parameters.
+
+    Attributes:
+        vector: of all of them [n]; None where each has a place of its own.
+        places: for each parameter, in that vector.
+        since: the moment at which this was there.
+    """
+
+    vector: Tensor | None
+    places: Sequence[Tensor | None]
+    since: Moment
+
+
+def losses_and_reach(network: Network, batch: Batch) -> tuple[Tensor, Reach]:
+    """The losses of a batch [size], in the graph, and what has their gradients."""
+    with recorded_linear_layers(network.eager) as layers:
+        losses = network.sample_losses(batch, eager=True)
+    return losses, Reach(network, layers)
 
 
 def losses_and_gradients(network: Network, batch: Batch) -> tuple[Tensor, list[Tensor | None]]:
     """The losses of a batch [size], and ∂ Σ losses / ∂p for each parameter."""
-    with recorded_linear_layers(network.eager) as layers:
-        losses = network.sample_losses(batch, eager=True)
-    return losses.detach(), Reach(network, layers).gradients(losses)
+    losses, reach = losses_and_reach(network, batch)
+    return losses.detach(), reach.gradients(losses)
 
 
 class _Factored:
@@ -203,6 +265,7 @@ class _Factored:
         self._kinds = [(z.shape, z.dtype) for z in layer.outputs]
         self.weight = position.get(id(module.weight))
         self.bias = position.get(id(module.bias))
+        self.width = max(module.weight.shape)
         rows = [x.reshape(-1, x.shape[-1]) for x in layer.inputs]
         self._rows = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(module.weight.dtype)
         self._ones = ones(len(self._rows), dtype=self._rows.dtype)
@@ -236,11 +299,33 @@ class _Factored:
         row = None if place is None else place.unsqueeze(0)
         return torch.mm(self._ones, delta, out=row).squeeze(0)
 
+    def _without_zeros(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """X and a weight for it, without the inputs that are zero in all samples, if it pays."""
+        if self._nonzero is None:
+            return self._rows, weight
+        columns, rows = self._nonzero
+        return rows, weight.index_select(1, columns)
+
+    @functools.cached_property
+    def _nonzero(self) -> tuple[Tensor, Tensor] | None:
+        """The inputs that are not zero throughout, and x of these alone; None if nearly all are.
+
+        The border of an image, words that do not occur, units that are dead. Looked for on a CPU,
+        where what is saved is less arithmetic, and not one more kernel.
+        """
+        if self._rows.device.type != "cpu" or self._rows.dtype not in NUMPYS:
+            return None
+        # By NumPy: torch takes ten times as long. It knows no numbers that are to be negated.
+        columns = torch.from_numpy(np.flatnonzero(self._rows.resolve_neg().numpy().any(0)))
+        if len(columns) > MOST_NONZERO * self._rows.shape[1]:
+            return None
+        return columns, self._rows.index_select(1, columns)
+
     def from_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """Dz of each call."""
         bias = None if self.bias is None else pieces[self.bias]
         if self.weight is not None:
-            moved = _linear(self._rows, pieces[self.weight], bias)
+            moved = _linear(*self._without_zeros(pieces[self.weight]), bias)
         else:
             assert bias is not None
             moved = bias.expand(len(self._rows), -1)
@@ -256,6 +341,30 @@ def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(rows, weight, bias)
     # On a CPU torch copies the bias to every row first; to add it afterwards takes less.
     return torch.mm(rows, weight.t()).add_(bias)
+
+
+def moments_to_begin(deltas: Sequence[tuple[int, Tensor | None]]) -> list[Moments]:
+    """For each layer the moments behind which its gradients are made, where that is recorded.
+
+    That is when δ was there; none where that is not known. But wide layers leave nothing of a GPU
+    to their gradients, so these wait for narrow ones, too, if there are any. Not for these alone:
+    where a forward pass has branches, the δ of a narrow layer may be there first.
+
+    Args:
+        deltas: width and δ of each layer, from the last one on.
+    """
+    products = under_way()
+    if products is None:
+        return [()] * len(deltas)
+    made = [None if delta is None else products.when_made(delta) for _, delta in deltas]
+    moments: list[Moments] = [() if event is None else (event,) for event in made]
+    first = 0
+    for i, (width, _) in enumerate(deltas):
+        if width <= NARROW:
+            for j in range(first, i):
+                moments[j] = moments[j] + moments[i] if moments[j] and moments[i] else ()
+            first = i + 1
+    return moments
 
 
 def _written(cotangent: Tensor | None, place: Tensor | None) -> Tensor | None:

@@ -103,10 +103,11 @@ class SampleLoss:
         if not self.known:
             return self._per_sample_of_callable(outputs, targets, size)
         self._check_shapes(outputs, targets)
-        if self._is_plain_cross_entropy:
-            sums = sample_cross_entropy(outputs, targets)
-            if sums is not None:
-                return sums / outputs[0].numel() if self._averages_elements else sums
+        if self.is_plain_cross_entropy:
+            averaged = self._averages_elements
+            found = sample_cross_entropy(outputs, targets, averaged=averaged)
+            if found is not None:
+                return found
         elements: Tensor = self._elements(outputs, targets)
         self._check_weight(elements)
         if elements.dim() == 0 or elements.shape[0] != size:
@@ -164,7 +165,8 @@ class SampleLoss:
         return type(self.module) in ELEMENTWISE and bool(self.module.reduction == "mean")
 
     @property
-    def _is_plain_cross_entropy(self) -> bool:
+    def is_plain_cross_entropy(self) -> bool:
+        """Whether it is that of sigmoids, without weights."""
         loss = self.module
         plain = type(loss) is nn.BCEWithLogitsLoss and self.known
         return plain and loss.weight is None and loss.pos_weight is None
@@ -222,7 +224,7 @@ class SampleLoss:
         scale = float(outputs.shape[0]) / outputs.numel() if self._averages_elements else 1.0
         if type(loss) is nn.MSELoss:
             return lambda v: [2.0 * scale * v[0]]
-        if self._is_plain_cross_entropy:
+        if self.is_plain_cross_entropy:
             p = outputs.detach().sigmoid()
             variance = scale * p * (1 - p)
             return lambda v: [variance * v[0]]

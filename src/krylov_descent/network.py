@@ -71,6 +71,15 @@ class Network:
         leaves = (m for m in self.eager.modules() if not any(True for _ in m.children()))
         return self._forward is _default_forward and all(type(m) in STACK for m in leaves)
 
+    @property
+    def has_samples_alone(self) -> bool:
+        """Whether it is plain that a sample's loss does not depend on the others of its batch."""
+        modules = list(self.eager.modules())
+        containers = (m for m in modules if any(True for _ in m.children()))
+        plain = all(type(m) is nn.Sequential for m in containers)
+        hooks = any(m._forward_hooks or m._forward_pre_hooks for m in modules)
+        return plain and self.is_stack and self.loss.known and not hooks
+
     def refresh(self, groups: list[dict[str, Any]]) -> bool:
         """Look again at what requires a gradient and at weight decay; True if that changed."""
         if _are_in(self.parameters, groups) and _holds(self.eager, self.parameters.tensors):

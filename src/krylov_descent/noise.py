@@ -21,12 +21,11 @@ NOISE_POINTS = 4
 
 
 def noise_steps(epsilon: float) -> list[float]:
-    """Steps a little apart along the gradient at the start of a search, for measuring noise.
+    """Parts of a step of an optimiser, back from the start of a search, for measuring noise.
 
     What is left of the values there after third differences is noise, if the points are so close
-    that the objective itself is a quadratic. In the coordinates of a search a full step is about
-    the gradient's length; a fraction of a tenth of ε^⅓ of that makes the cubic part a thousandth of
-    the rounding.
+    that the objective itself is a quadratic. Over a full step its cubic part is at most about as
+    large as the objective; a fraction of a tenth of ε^⅓ makes that a thousandth of the rounding.
     """
     spacing = 0.1 * epsilon ** (1 / 3)
     return [-k * spacing for k in range(NOISE_POINTS)]

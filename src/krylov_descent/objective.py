@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from krylov_descent import probes
 from krylov_descent.arguments import check_counts, check_flags
-from krylov_descent.batches import Batch, InMemory, Samples, as_samples
+from krylov_descent.batches import Batch, InMemory, Samples, as_samples, tensors_in
 from krylov_descent.cuda_graphs import Part
 from krylov_descent.distributed import Ranks
 from krylov_descent.linear_layers import losses_and_gradients
@@ -32,7 +32,7 @@ from krylov_descent.network import Forward, Network, Params
 from krylov_descent.on_the_way import OnTheWay, placed
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.per_sample import SquaredGradients
-from krylov_descent.recorded_means import MadeOfSquares, recorded_means
+from krylov_descent.recorded_means import MadeOfSquares, Means, recorded_means
 from krylov_descent.recordings import Recordings
 from krylov_descent.sums import Evaluation, Sums, Whole, check_normaliser
 
@@ -280,6 +280,8 @@ class Objective:
             when_repeated: not at the first call; the second one may be for other data.
         """
         recordings, parameters = self.recordings, self.parameters
+        given = tensors_in((batch.inputs, batch.targets))
+        stays = all(tensor.device == parameters.device for tensor in given)
         batch = batch.to(parameters.device)
         known = self.network.loss.normaliser(batch.targets, batch.size)
         if isinstance(known, float) and not known:
@@ -291,18 +293,20 @@ class Objective:
             placed(known, parameters.device),
             fixed=() if into is None else into.tensors,
             when_repeated=when_repeated,
+            where_it_is=stays,
         )
         if recording is None:
             return None
         arriving = OnTheWay(known) if isinstance(known, Tensor) else None  # before what takes long
-        numbers, vectors, _ = recording()
-        later = OnTheWay(numbers)
-        if not recordings.hold(batch):
+        means: Means = recording()
+        later = OnTheWay(means.numbers)
+        if not recordings.hold(batch, means.losses):
             return None
         normaliser = float(known if arriving is None else arriving.read())
         check_normaliser(normaliser)
         # The next call overwrites them; who postpones has no use for them by then.
-        gradient, *squares = vectors if recordings.postpones else [v.clone() for v in vectors]
+        vectors = means.vectors if recordings.postpones else [v.clone() for v in means.vectors]
+        gradient, *squares = vectors
         found = Evaluation(
             value=math.nan,
             gradient=gradient,

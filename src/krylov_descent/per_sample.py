@@ -17,14 +17,17 @@ Never are N×n numbers held.
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, replace_tensors, tensors_in
+from krylov_descent.branches import Moment, begin_earlier, moment
 from krylov_descent.linear_layers import (
     LinearLayer,
+    moments_to_begin,
     recorded_linear_layers,
     trust_tolerance,
     uses_of_parameters,
@@ -33,6 +36,7 @@ from krylov_descent.messages import first_line
 from krylov_descent.network import Network, require_graph
 from krylov_descent.precision import rough_products
 from krylov_descent.probes import epsilon_of
+from krylov_descent.tensor_cores.cross_entropy import ones_for
 from krylov_descent.tensor_cores.entry import under_way
 
 # What holds for these holds for all.
@@ -90,32 +94,32 @@ class SquaredGradients:
         rest = [
             i for i, p in enumerate(network.original.parameters.tensors) if id(p) not in covered
         ]
-        outputs = [y for layer in factored for y in layer.outputs]
+        outputs, since = [y for layer in factored for y in layer.outputs], moment()
         found = torch.autograd.grad(
             losses,
             [*outputs, *(parameters[i] for i in rest)],
-            torch.ones_like(losses),
+            ones_for(losses),
             allow_unused=True,
         )
         losses = losses.detach()
         gradients: list[Tensor | None] = [None] * len(parameters)
-        squares: list[Tensor] = [p.new_zeros(()) for p in parameters]
+        squares: list[Tensor | None] = [None] * len(parameters)
         for i, gradient in zip(rest, found[len(outputs) :], strict=True):
             gradients[i] = gradient
-        deltas = list(found[: len(outputs)])
+        deltas: list[Tensor | None] = list(found[: len(outputs)])
         del found, outputs, candidates
-        while factored:  # each layer's rows are let go as soon as they were used
-            layer = factored.pop(0)
-            own, deltas = deltas[: len(layer.outputs)], deltas[len(layer.outputs) :]
-            layer.outputs.clear()
-            for p, gradient, square in _factored(layer, own, memory):
-                if id(p) in position:
-                    gradients[position[id(p)]] = gradient
-                    squares[position[id(p)]] = square
+        of_layers = _one_after_another if since is None else partial(_side_by_side, since)
+        for p, gradient, square in of_layers(factored, deltas, memory):
+            if id(p) in position:
+                gradients[position[id(p)]] = gradient
+                squares[position[id(p)]] = square
         if rest:
             for i, square in zip(rest, self._squares_by_vmap(batch, rest, memory), strict=True):
                 squares[i] = square
-        return losses, gradients, squares
+        known = (
+            p.new_zeros(()) if s is None else s for p, s in zip(parameters, squares, strict=True)
+        )
+        return losses, gradients, list(known)
 
     def _losses_and_candidates(
         self, batch: Batch, position: dict[int, int]
@@ -240,6 +244,43 @@ def _own_samples(
             if not bool((scaled - other).norm() <= tolerance * other.norm()):
                 return False
     return True
+
+
+def _one_after_another(
+    layers: list[LinearLayer], deltas: list[Tensor | None], memory: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """What `_factored` gives for all layers, whose rows are let go as soon as they were used.
+
+    Args:
+        layers: emptied.
+        deltas: of all their calls; emptied.
+        memory: bytes that activations may take.
+    """
+    while layers:
+        layer = layers.pop(0)
+        own = [deltas.pop(0) for _ in layer.outputs]
+        layer.outputs.clear()
+        yield from _factored(layer, own, memory)
+
+
+def _side_by_side(
+    since: Moment, layers: list[LinearLayer], deltas: list[Tensor | None], memory: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The same where it is recorded: beside the backward pass, and one layer beside the other."""
+    rest = iter(deltas)
+    calls = [[next(rest) for _ in layer.outputs] for layer in layers][::-1]
+    layers = layers[::-1]
+    made = moments_to_begin(
+        [
+            (max(layer.module.weight.shape), own[0] if len(own) == 1 else None)
+            for layer, own in zip(layers, calls, strict=True)
+        ]
+    )
+    jobs = [
+        partial(_factored, layer, own, memory) for layer, own in zip(layers, calls, strict=True)
+    ]
+    for found in begin_earlier(list(zip(made, jobs, strict=True)), since):
+        yield from found
 
 
 def _factored(

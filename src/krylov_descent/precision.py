@@ -43,6 +43,12 @@ def forward_precision() -> Iterator[None]:
         SETTINGS.fp32_precision = here
 
 
+def derivative_precision() -> str:
+    """The setting for derivatives, also while a forward pass has another one."""
+    here: str = SETTINGS.fp32_precision
+    return "tf32" if _outside else here
+
+
 @contextmanager
 def rough_products() -> Iterator[None]:
     """Matrix products of float32 in TensorFloat-32, unless torch was told how it is to do them.

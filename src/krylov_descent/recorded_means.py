@@ -5,16 +5,18 @@ In one process: ranks add up their sums first (see `sums`).
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from krylov_descent.batches import Batch
-from krylov_descent.branches import side_by_side
+from krylov_descent.branches import begin, join, side_by_side
 from krylov_descent.cuda_graphs import Part
 from krylov_descent.network import Network
 from krylov_descent.parameters import FlatParameters
+from krylov_descent.recordings import PULSE_SAMPLES
+from krylov_descent.tensor_cores.entry import under_way
 
 
 class MadeOfSquares(Protocol):
@@ -28,12 +30,26 @@ class MadeOfSquares(Protocol):
         """Make it of squares [n], which may be overwritten."""
 
 
+class Means(NamedTuple):
+    """What `recorded_means` finds.
+
+    Attributes:
+        numbers: value and length of the gradient [2].
+        vectors: gradient [n] and, perhaps, squares [n].
+        losses: of the first samples, where they can tell whether recordings hold; else None.
+        held: what was made of the squares; held by the recording, it stays in its place.
+    """
+
+    numbers: Tensor
+    vectors: list[Tensor]
+    losses: Tensor | None
+    held: tuple[Tensor, ...]
+
+
 def recorded_means(
     part: Part, into: MadeOfSquares | None, network: Network, batch: Batch, normaliser: Tensor
-) -> tuple[Tensor, list[Tensor], tuple[Tensor, ...]]:
-    """Value and length of the gradient [2]; gradient [n] and squares [n]; for a recording.
-
-    And what was made of the squares: held by the recording, it stays in its place.
+) -> Means:
+    """The means of a part's sums over a batch, for a recording.
 
     Args:
         part: gives the losses, Σ gradients [n] and, perhaps, Σ squares [n].
@@ -43,15 +59,15 @@ def recorded_means(
         normaliser: what their losses are divided by, in float64.
     """
     parameters = network.parameters
-    jobs: list[Callable[[], Any]] = [
-        partial(part, network, batch),
+    beside: list[Callable[[], Any]] = [
         parameters.decay_term,
         parameters.copy,
         # The sample's part of the mean is nᵢN/W, so its square is nᵢ²N²/W², over N.
         lambda: [s.to(parameters.dtype) for s in (1 / normaliser, batch.size / normaliser**2)],
     ]
-    (losses, gradient, *of_squares), decay, theta, scales = side_by_side(jobs)
-    scale, scale_of_squares = scales
+    decay, theta, (scale, scale_of_squares) = begin(beside)
+    losses, gradient, *of_squares = part(network, batch)
+    join()
 
     def numbers() -> Tensor:
         parameters.scale_and_add_decay(gradient, scale, theta)
@@ -69,6 +85,10 @@ def recorded_means(
         *(partial(scaled, sums) for sums in of_squares),
     ]
     found, *squares = side_by_side(following)
+    # Where a few samples by themselves would be the same bits, rounding in a larger batch might
+    # refute recordings close to a minimum; and in few digits anywhere.
+    alone = under_way() is not None and network.has_samples_alone and network.autocast is None
+    first = losses[:PULSE_SAMPLES] if alone else None
     if into is None:
-        return found, [gradient, *squares], ()
-    return found, [gradient], into.tensors
+        return Means(found, [gradient, *squares], first, ())
+    return Means(found, [gradient], first, into.tensors)

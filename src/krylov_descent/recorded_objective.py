@@ -4,15 +4,15 @@ What a search on a GPU asks for, with little for the host to do: an evaluation i
 fetches the coefficients from the host and brings value and projected gradient there, and so are the
 measurement of noise and the step that is taken in the end. They are made ready while the GPU is
 busy with the basis, and the evaluation with which every search begins, c = 0, is launched right
-behind that: it is the same whatever the basis turns out to be. Any other point that will probably
-be asked for can be launched ahead, too; and where the GPU itself finds the point after a trial
-(`tensor_cores.foresight`), it goes on with that while the host decides.
+behind that, and the noise behind it: both are the same whatever the basis turns out to be. Any
+other point that will probably be asked for can be launched ahead, too; and where the GPU itself
+finds the point after a trial (`tensor_cores.foresight`), it goes on with that while the host
+decides.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +20,14 @@ from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, Samples
 from krylov_descent.bfgs import Vector
-from krylov_descent.branches import side_by_side
+from krylov_descent.branches import begin, side_by_side
 from krylov_descent.cuda_graphs import Part, Recording
 from krylov_descent.exchanges import Ahead, Exchange, exchange_for, write
-from krylov_descent.linear_layers import losses_and_gradients
+from krylov_descent.linear_layers import losses_and_reach
 from krylov_descent.noise import NOISE_POINTS, ORDER, error_sums, noise_steps
 from krylov_descent.objective import Objective
 from krylov_descent.on_the_way import Arriving, OnTheWay, placed
+from krylov_descent.parameters import FlatParameters
 from krylov_descent.recordings import Aliased, beside_what_follows
 from krylov_descent.tensor_cores.entry import under_way
 from krylov_descent.tensor_cores.transfers import brought, fetched
@@ -35,13 +36,15 @@ from krylov_descent.tensor_cores.transfers import brought, fetched
 EVALUATION, NOISE, STEP = "evaluation", "noise", "step"
 # Relative to the largest: θ + Vc is in float32.
 CLOSE = 1e-9
-# After so many points in a row that the GPU foresaw it goes on without the host. A wrong one costs
-# an evaluation, and a right one saves a quarter of one and less.
-RIGHT_ENOUGH = 2
 
 
 def launched_objective(
-    objective: Objective, samples: Samples, theta: Tensor, slots: Tensor
+    objective: Objective,
+    samples: Samples,
+    theta: Tensor,
+    slots: Tensor,
+    previous: Callable[[], Tensor],
+    since: torch.cuda.Event | None = None,
 ) -> "RecordedObjective | None":
     """f_C, whose evaluation at θ is under way; None where it cannot be recorded.
 
@@ -50,21 +53,27 @@ def launched_objective(
         samples: the set C.
         theta: θ [n].
         slots: V as rows [K + m, n], which the GPU may be busy with still.
+        previous: the last step [n], zeros where there is none.
+        since: a moment of this step after which nothing was written to C, θ and the parameters:
+            they are copied without waiting for what followed. None for now.
     """
     batch, recordings = objective.single_batch(samples), objective.recordings
     if batch is None:
         return None
-    found = objective.network.loss.normaliser(batch.targets, batch.size)
-    normaliser = placed(found, theta.device)
+    with beside_what_follows(since, theta.device):
+        found = objective.network.loss.normaliser(batch.targets, batch.size)
+        normaliser = placed(found, theta.device)
+        arriving, step_before = OnTheWay(normaliser), previous()
+    given = (theta, normaliser, step_before)
     evaluation = recordings.load(
-        EVALUATION, _evaluation(slots), batch, theta, normaliser, fixed=(slots,)
+        EVALUATION, _evaluation(slots), batch, *given, fixed=(slots,), since=since
     )
     if evaluation is None:
         return None
-    noise = recordings.beside(evaluation, NOISE, _error_sums(objective, slots), fixed=(slots,))
+    noise = recordings.beside(evaluation, NOISE, _error_sums(objective))
     step = recordings.beside(evaluation, STEP, _step(slots), fixed=(slots,))
     return RecordedObjective(
-        objective, evaluation, noise, step, samples=batch.size, normaliser=OnTheWay(normaliser)
+        objective, evaluation, noise, step, samples=batch.size, normaliser=arriving
     )
 
 
@@ -108,7 +117,7 @@ class RecordedObjective:
 
     Args:
         objective: f.
-        evaluation: its recording, loaded with C and θ.
+        evaluation: its recording, loaded with C, θ and the previous step.
         noise: the recording of what noise is told from; None where that is not possible.
         step: the recording of a step, likewise.
         samples: |C|.
@@ -116,6 +125,8 @@ class RecordedObjective:
 
     Attributes:
         samples: |C|.
+        noise: `error_sums` of the losses at `noise_steps` along the previous step; None where not
+            recorded.
     """
 
     def __init__(
@@ -129,16 +140,15 @@ class RecordedObjective:
         normaliser: OnTheWay,
     ) -> None:
         self.samples, self._arriving = samples, normaliser
-        self._evaluation, self._noise, self._step = evaluation, noise, step
+        self._evaluation, self._step = evaluation, step
         self._device = objective.parameters.device
         self._exchange: Exchange = evaluation.result
-        self._launched = self._right = 0
-        self._foresees = False
+        self._launched = 0
+        self._foresees = self._misled = False
         self._under_way: list[_UnderWay] = []
         self._at_theta = self._last = self._launch(np.zeros(0))
-        # What can be made ready for later, while the GPU is busy.
-        if noise is not None:
-            write(noise_steps(objective.findings.epsilon), noise.result[0].numpy()[-NOISE_POINTS:])
+        self.noise = None if noise is None else Arriving(noise(), self._device)
+        # Made ready for later, while the GPU is busy.
         self._pieces = [] if step is None else objective.parameters.empty_pieces()
 
     @cached_property
@@ -162,10 +172,13 @@ class RecordedObjective:
             if _is_close(next_point, coefficients):
                 found = self._evaluate(next_point)
         if found is not None and _is_close(found.coefficients, coefficients):
-            self._right += 1
+            self._misled = False
         else:
-            found, self._right = self._launch(coefficients, ahead), 0
-        if self._foresees and self._right >= RIGHT_ENOUGH and not self._under_way:
+            # A wrong point costs an evaluation, so the next one has to be right first.
+            self._misled = self._foresees
+            found = self._launch(coefficients, ahead)
+        ends = ahead is not None and ahead.trying.may_be_the_last
+        if self._foresees and not self._misled and not ends:
             next_point = self._exchange.next_point(self._launched - 1)  # when `found` is there
             self._under_way.append(self._evaluate(next_point))
         self._last = found
@@ -183,18 +196,6 @@ class RecordedObjective:
             ahead: what the points after it depend on, where that is known.
         """
         self._under_way.append(self._launch(coefficients, ahead))
-
-    def launch_noise(self, along: Vector) -> Arriving | None:
-        """`error_sums` of the losses at `noise_steps` along Vc; None where not recorded.
-
-        Args:
-            along: c [r] of the first r rows.
-        """
-        if self._noise is None:
-            return None
-        write(along, self._noise.result[0].numpy()[:-NOISE_POINTS])
-        _, sums = self._noise()
-        return Arriving(sums, self._device)
 
     def take(self, coefficients: Vector) -> Taken | None:
         """Write θ + Vc into the parameters, c [r] of the first r rows; None where not recorded.
@@ -231,17 +232,12 @@ def _is_close(found: Vector, coefficients: Vector) -> bool:
     return bool(difference < CLOSE * np.abs(coefficients).max())  # which infinity is not
 
 
-def _on_host(coming: int, going: int, dtype: torch.dtype) -> Callable[[], tuple[Tensor, Tensor]]:
-    """Where so many numbers are fetched from, and results brought to.
+def _on_host(count: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+    """Where so many numbers are fetched from, or brought to.
 
-    Made when they are first asked for, before the recording, and held by it.
+    Made when it is first asked for, before the recording, and held by it.
     """
-    return cache(
-        lambda: (
-            torch.zeros(coming, dtype=dtype, pin_memory=True),
-            torch.zeros(going, dtype=torch.float64, pin_memory=True),
-        )
-    )
+    return cache(lambda: torch.zeros(count, dtype=dtype, pin_memory=True))
 
 
 def _evaluation(slots: Tensor) -> Part:
@@ -249,68 +245,67 @@ def _evaluation(slots: Tensor) -> Part:
     # Made when it is first asked for, before the recording, and held by it.
     exchange_of_numbers = cache(partial(exchange_for, len(slots), slots))
 
-    def evaluate(network: Aliased, batch: Batch, theta: Tensor, normaliser: Tensor) -> Exchange:
+    def evaluate(
+        network: Aliased, batch: Batch, theta: Tensor, normaliser: Tensor, _: Tensor
+    ) -> Exchange:
         # Copies are part of the recording: each would be a launch of its own.
         exchange, parameters = exchange_of_numbers(), network.parameters
         point = torch.addmv(theta, slots.t(), exchange.coefficients())
         here = network if under_way() is None else network.at(point)
         if here is network:  # torch's kernels want parameters that begin evenly
             parameters.assign(point)
-        jobs: list[Callable[[], Any]] = [
-            partial(losses_and_gradients, here, batch),
-            here.parameters.decay_term,
+        losses, reach = losses_and_reach(here, batch)
+        jobs: list[Callable[[], Tensor]] = [
+            partial(_mean, losses.detach(), normaliser, here.parameters),
             lambda: normaliser.reciprocal().to(theta.dtype),
         ]
-        (losses, gradients), decay, scale = side_by_side(jobs)
+        value, scale = begin(jobs)  # beside the backward pass, behind which they are waited for
+        gradients = reach.gradients(losses)
         # In one dtype, and of whole vectors: other kernels take two to five times as long.
         gradient = parameters.scale_and_add_decay(parameters.flatten(gradients), scale, point)
-        mean = partial(_mean, losses, normaliser, decay)
-        value, projected = side_by_side([mean, partial(torch.mv, slots, gradient)])
-        exchange.bring(value, projected)
+        exchange.bring(value, torch.mv(slots, gradient))
         return exchange
 
     return evaluate
 
 
-def _mean(losses: Tensor, normaliser: Tensor, decay: Tensor) -> Tensor:
-    return losses.sum(dtype=torch.float64) / normaliser + decay
+def _mean(losses: Tensor, normaliser: Tensor, parameters: FlatParameters) -> Tensor:
+    return losses.sum(dtype=torch.float64) / normaliser + parameters.decay_term()
 
 
-def _error_sums(objective: Objective, slots: Tensor) -> Part:
-    """Forward passes at points along a line, for a recording, and what noise is told from."""
-    on_host = _on_host(len(slots) + NOISE_POINTS, 1 + NOISE_POINTS - ORDER, slots.dtype)
+def _error_sums(objective: Objective) -> Part:
+    """Forward passes along the previous step, for a recording, and what noise is told from."""
+    sums_on_host = _on_host(1 + NOISE_POINTS - ORDER, torch.float64)
 
     def error_sums_at_points(
-        network: Aliased, batch: Batch, theta: Tensor, _: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        numbers, sums = on_host()
-        along, lengths = fetched(numbers, slots.device).split([len(slots), NOISE_POINTS])
-        direction = slots.t() @ along
+        network: Aliased, batch: Batch, theta: Tensor, _: Tensor, previous: Tensor
+    ) -> Tensor:
+        sums = sums_on_host()
 
-        def losses_at(length: Tensor) -> Tensor:
-            point = torch.addcmul(theta, direction, length)
+        def losses_at(part: float) -> Tensor:
+            point = torch.add(theta, previous, alpha=part)
             if under_way() is None:
                 return network.losses_at(point, batch).detach().double()
             return network.at(point).sample_losses(batch, eager=True).detach().double()
 
-        jobs = [partial(losses_at, length) for length in lengths]
+        jobs = [partial(losses_at, part) for part in noise_steps(objective.findings.epsilon)]
         apart = _may_be_side_by_side(objective, batch)
         with objective.value_mode():
             losses = side_by_side(jobs) if apart else [job() for job in jobs]
         brought(error_sums(torch.stack(losses)), sums)
-        return numbers, sums
+        return sums
 
     return error_sums_at_points
 
 
 def _step(slots: Tensor) -> Part:
     """A step, for a recording: θ + Vc into the parameters, and Vc in pieces like them."""
-    on_host = _on_host(len(slots), 1, slots.dtype)
+    coming, going = _on_host(len(slots), slots.dtype), _on_host(1, torch.float64)
 
     def take(
-        network: Aliased, _batch: Batch, theta: Tensor, _: Tensor
+        network: Aliased, _batch: Batch, theta: Tensor, *_: Tensor
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        coefficients, norm = on_host()
+        coefficients, norm = coming(), going()
         step = slots.t() @ fetched(coefficients, slots.device)
         network.parameters.assign(theta + step)
         brought(step.norm().double().reshape(1), norm)

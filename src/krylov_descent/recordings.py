@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, Tree, tensors_in
-from krylov_descent.branches import side_by_side
+from krylov_descent.branches import begin
 from krylov_descent.cuda_graphs import Part, RecordedProduct, Recording
 from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.messages import first_line
@@ -59,6 +59,8 @@ class Recordings:
         self._held: dict[str, tuple[Key, Any]] = {}
         self._asked: dict[str, Key] = {}
         self._impossible: set[str] = set()
+        self._places: dict[str, tuple[int, ...]] = {}
+        self._loaded_is_new = False
         self._room: Tensor | None = None
         self._step: _Known | None = None
         self._meanwhile: Callable[[], Any] | None = None
@@ -67,7 +69,7 @@ class Recordings:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model lies elsewhere in memory, and is recorded anew.
-        nothing: dict[str, Any] = {"_held": {}, "_asked": {}}
+        nothing: dict[str, Any] = {"_held": {}, "_asked": {}, "_places": {}}
         nothing |= {"_room": None, "_step": None, "_meanwhile": None, "_postpones": False}
         return vars(self) | nothing
 
@@ -148,6 +150,10 @@ class Recordings:
         """Whether numbers that the host would wait for are to be read later."""
         return self._postpones
 
+    def now(self) -> torch.cuda.Event | None:
+        """The moment until which kernels were launched; None where nothing is recorded."""
+        return _now(self._network.parameters.device) if self.possible else None
+
     def has(self, name: str) -> bool:
         """Whether there is a recording of this name, be it for other samples."""
         return name in self._held
@@ -158,22 +164,28 @@ class Recordings:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
 
-    def hold(self, batch: Batch) -> bool:
+    def hold(self, batch: Batch, losses: Tensor | None = None) -> bool:
         """Whether they are what the network does; if they are not, they are forgotten.
 
         Run a few samples both ways, where that was not done in this step. Ask while the GPU is
         busy, which hides what it costs.
+
+        Args:
+            batch: whose first samples are run.
+            losses: of these, as the recording has them that was loaded last, and replayed. One
+                that was made just now tells nothing of those before it, and is not asked.
         """
         # For each precision: Hessian-Free may have tf32 for its products alone.
         precision, known = precisions(), self._step
         if known is not None and (precision in known.looked_at or precision in known.open):
             return True
         few = batch.rows(0, PULSE_SAMPLES)
-        recording = self.load(f"{PULSE} in {precision}", _losses, few)
-        if recording is None:
-            return True
-        # Here, among other recordings: two at once might use the same memory of a library.
-        losses = recording()
+        if losses is None or self._loaded_is_new:
+            recording = self.load(f"{PULSE} in {precision}", _losses, few)
+            if recording is None:
+                return True
+            # Here, among other recordings: two at once might use the same memory of a library.
+            losses = recording()
         if known is not None and self._postpones:
             # Where a forward pass may write to buffers, nothing else may be under way.
             if known.has_buffers:
@@ -228,6 +240,8 @@ class Recordings:
         rehearsal: Part | None = None,
         inserted: Part | None = None,
         when_repeated: bool = False,
+        where_it_is: bool = False,
+        since: torch.cuda.Event | None = None,
     ) -> "Recording | None":
         """The recording of `part(network, batch, *given)`; None where that is not possible.
 
@@ -243,16 +257,31 @@ class Recordings:
                 several times, and are given as `inserted`.
             when_repeated: record it only when it is asked for a second time in a row for such a
                 batch.
+            where_it_is: read the batch there, while it is always in the same place; copies of a
+                large one would take their time at every call.
+            since: a moment at which the recording was not in use any more, and after which nothing
+                was written to what is to be copied: that is not to wait for what followed. None
+                for now.
         """
+        if not self._may_be_recorded(name):
+            return None
+        in_place = where_it_is and self._stays(name, batch)
+        read = tensors_in((batch.inputs, batch.targets)) if in_place else ()
 
         def record(network: Network) -> Recording:
             own = tuple(tensor.clone() for tensor in given)
-            copied = batch.map(torch.clone)
-            return Recording(network, part, copied, own, rehearsal or part, inserted)
+            held = batch if in_place else batch.map(torch.clone)
+            return Recording(network, part, held, own, rehearsal or part, inserted)
 
-        recording = self._get(name, record, batch, given, fixed, when_repeated=when_repeated)
+        key = self._key(batch, given, (*fixed, *read))
+        is_new = not self._is_held(name, key)
+        recording = self._get(name, key, record, when_repeated=when_repeated)
         if recording is not None:
-            recording.load(batch, given)
+            self._loaded_is_new = is_new
+            # One that is new may have memory that something else was using at that moment.
+            moment = None if is_new else since
+            with beside_what_follows(moment, self._network.parameters.device):
+                recording.load(batch, given)
         return recording
 
     def beside(
@@ -271,36 +300,50 @@ class Recordings:
         def record(network: Network) -> Recording:
             return Recording(network, part, batch, given, part)
 
+        if not self._may_be_recorded(name):
+            return None
         read = (*tensors_in((batch.inputs, batch.targets)), *given, *fixed)
-        return self._get(name, record, batch, given, read)
+        return self._get(name, self._key(batch, given, read), record)
 
     def product(
         self, batch: Batch, linearize: Callable[[Network, Batch], BatchProduct], kind: str
     ) -> "RecordedProduct | None":
         """Products with a curvature matrix over a batch."""
-        return self._get(
-            f"product {kind}",
-            lambda network: RecordedProduct(network, batch.map(torch.clone), linearize),
-            batch,
-        )
+        name = f"product {kind}"
+        if not self._may_be_recorded(name):
+            return None
+
+        def record(network: Network) -> RecordedProduct:
+            return RecordedProduct(network, batch.map(torch.clone), linearize)
+
+        return self._get(name, self._key(batch, (), ()), record)
+
+    def _stays(self, name: str, batch: Batch) -> bool:
+        """Whether the batches for a part have always been in the same place."""
+        place = tuple(t.data_ptr() for t in tensors_in((batch.inputs, batch.targets)))
+        if self._places.setdefault(name, place) != place:
+            self._places[name] = ()  # where none is
+        return self._places[name] == place
+
+    def _may_be_recorded(self, name: str) -> bool:
+        return self.possible and name not in self._impossible
+
+    def _is_held(self, name: str, key: Key) -> bool:
+        return name in self._held and self._held[name][0] == key
 
     def _get(
         self,
         name: str,
+        key: Key,
         record: Callable[[Network], Recorded],
-        batch: Batch,
-        given: tuple[Tensor, ...] = (),
-        fixed: tuple[Tensor, ...] = (),
         *,
         when_repeated: bool = False,
     ) -> Recorded | None:
-        if not self.possible or name in self._impossible:
-            return None
-        key = self._key(batch, given, fixed)
-        if name not in self._held or self._held[name][0] != key:
+        if not self._is_held(name, key):
             self._held.pop(name, None)
-            asked, self._asked[name] = self._asked.get(name), key
-            if when_repeated and asked != key:
+            sizes = key[0]  # such a batch, wherever it is
+            asked, self._asked[name] = self._asked.get(name), sizes
+            if when_repeated and asked != sizes:
                 return None
             try:
                 # What is recorded is what the current device does, whichever has the parameters.
@@ -328,7 +371,7 @@ class Recordings:
         kind = network.parameters.device.type
         return (
             tuple((t.shape, t.dtype) for t in copied),
-            tuple((t.data_ptr(), t.shape) for t in (*known.tensors(), *fixed)),
+            tuple((t.data_ptr(), t.shape, t.stride()) for t in (*known.tensors(), *fixed)),
             # Of a step that is under way, and around everything else.
             network.autocast,
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
@@ -447,7 +490,10 @@ class Aliased(Network):
     def outputs(self, batch: Batch, *, eager: bool = False) -> Tree:
         products, original = under_way(), self._original
         if products is not None:
-            side_by_side(products.prepare([*self.parameters.tensors, *tensors_in(batch.inputs)]))
+            differentiated = self.loss.is_plain_cross_entropy and torch.is_grad_enabled()
+            targets = tensors_in(batch.targets) if differentiated else []
+            matrices = [*self.parameters.tensors, *tensors_in(batch.inputs)]
+            begin(products.prepare(matrices, targets))
         return original.call_with(
             self.parameters.tensors, self.names, lambda: original.outputs(batch, eager=eager)
         )

@@ -5,8 +5,6 @@ of C, projects its part of the gradient, and sends the few numbers that come of 
 projected gradient. No parameter vector is sent, unless the basis itself is sharded.
 """
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -63,21 +61,11 @@ class SpreadObjective(ObjectiveAround):
         self.samples_seen += self.samples
         return float(total[0]), total[1:]
 
-    def noise(self, value: float, gradient: Vector) -> float:
-        """Standard deviation of the rounding error of a value; see `SubspaceObjective.noise`.
-
-        Args:
-            value: at a = 0.
-            gradient: there [r].
-        """
-        epsilon = self._objective.epsilon()
+    def _noise_along(self, direction: Tensor) -> float:
         rows = []
-        for step in noise_steps(epsilon):
-            self._move(step * gradient)
+        for part in noise_steps(self._objective.epsilon()):
+            self._move_by(part * direction)
             with self._ranks.own_work():
                 rows.append(self._objective.comparable_losses(self._set))
             self.samples_seen += self.samples
-        noise = noise_over_ranks(rows, NOISE_POINTS, self._ranks)
-        if not math.isfinite(noise):
-            return self._least_noise(epsilon, value)
-        return noise / self._normaliser
+        return noise_over_ranks(rows, NOISE_POINTS, self._ranks) / self._normaliser

@@ -6,6 +6,7 @@ depends on float64, float32, tf32 or bfloat16, on the model and on the number of
 """
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from krylov_descent.batches import Samples
 from krylov_descent.bfgs import Trying, Vector
 from krylov_descent.exchanges import Ahead
+from krylov_descent.line_search import Bracket, Point
 from krylov_descent.noise import NOISE_POINTS, error_sums, noise_from, noise_steps
 from krylov_descent.objective import Objective
 from krylov_descent.recorded_objective import RecordedObjective, Taken
@@ -84,12 +86,43 @@ class ObjectiveAround:
         """f_C at the parameters as they are."""
         return self._objective.value(self._set)
 
-    def _move(self, a: Vector) -> None:
-        self._objective.parameters.assign(self._theta + self.direction(a))
+    def noise(self, value: float, gradient: Vector, previous: Callable[[], Tensor]) -> float:
+        """Standard deviation of the rounding error of a value; four forward passes over C.
 
-    def _least_noise(self, epsilon: float, value: float) -> float:
-        """Where there is no neighbourhood to look at: rounding of the last operation alone."""
-        return epsilon * abs(value) / math.sqrt(self.samples)
+        Measured along the previous step: that is as long as steps are here, and known before there
+        is a basis. Where it tells nothing, or so much that a search would end before it begins, the
+        step with which a search begins is asked, too. By itself that is no measure: it may be
+        hundreds of times as long as what comes of the search, and the noise thousands of times.
+
+        Args:
+            value: at a = 0.
+            gradient: there [r].
+            previous: the last step of the optimiser [n], zeros where there is none.
+        """
+        noise = self._noise_along_previous(previous)
+        predicted_decrease = float(gradient @ gradient) / 2
+        if not 0 < noise < predicted_decrease:
+            again = self._noise_along(self.direction(gradient))
+            noise = float(np.fmin(noise or math.inf, again))  # NaN only if both are
+        if math.isfinite(noise):
+            return noise
+        # There is no neighbourhood to look at: rounding of the last operation alone.
+        return self._objective.epsilon() * abs(value) / math.sqrt(self.samples)
+
+    def _noise_along_previous(self, previous: Callable[[], Tensor]) -> float:
+        """Along the previous step; 0 where that tells nothing."""
+        step = previous()
+        return self._noise_along(step) if bool(step.any()) else 0.0
+
+    def _noise_along(self, direction: Tensor) -> float:
+        """At `noise_steps` along a step [n]; not finite where a loss is not."""
+        raise NotImplementedError
+
+    def _move(self, a: Vector) -> None:
+        self._move_by(self.direction(a))
+
+    def _move_by(self, step: Tensor) -> None:
+        self._objective.parameters.assign(self._theta + step)
 
 
 class SubspaceObjective(ObjectiveAround):
@@ -151,49 +184,51 @@ class SubspaceObjective(ObjectiveAround):
     def foresee(self, trying: Trying) -> None:
         self._ahead = Ahead(trying, self._coordinates.from_basis)
 
-    def noise(self, value: float, gradient: Vector) -> float:
-        """Standard deviation of the rounding error of a value; four forward passes over C.
+    def noise(self, value: float, gradient: Vector, previous: Callable[[], Tensor]) -> float:
+        """As `ObjectiveAround` has it; and the evaluation that a search goes on with is launched.
 
-        On a GPU the evaluation at a = −gradient, with which a search goes on, is launched behind
-        them.
-
-        Args:
-            value: at a = 0.
-            gradient: there [r].
+        With recordings that is, by which the noise was measured while the host did something else.
         """
-        sums = self._error_sums_by_recording(gradient)
-        if sums is None:
-            sums = self._error_sums_along(gradient)
-        self.samples_seen += NOISE_POINTS * self.samples
-        if not np.isfinite(sums.numpy()).all():
-            return self._least_noise(self._objective.findings.epsilon, value)
-        return noise_from(sums) / self._normaliser
+        noise = super().noise(value, gradient, previous)
+        if self._recorded is not None:
+            # As BFGS begins: with the unit matrix and a step of 1.
+            slope, matrix = -float(gradient @ gradient), np.eye(len(gradient))
+            start = Point(0.0, value, slope)
+            first = Trying(
+                point=np.zeros_like(gradient),
+                value=value,
+                gradient=gradient,
+                direction=-gradient,
+                slope=slope,
+                step=1.0,
+                bracket=Bracket(start, start, None),
+                inverse_hessian=matrix,
+                is_identity=True,
+                noise=noise,
+            )
+            ahead = Ahead(first, self._coordinates.from_basis)
+            self._recorded.launch_ahead(self._coordinates.to_basis(-gradient), ahead)
+        return noise
 
     def take(self, a: Vector) -> Taken | None:
         if self._recorded is None:
             return None
         return self._recorded.take(self._coordinates.to_basis(a))
 
-    def _error_sums_by_recording(self, gradient: Vector) -> Tensor | None:
-        if self._recorded is None:
-            return None
-        along = self._coordinates.to_basis(gradient)
-        sums = self._recorded.launch_noise(along)
+    def _noise_along_previous(self, previous: Callable[[], Tensor]) -> float:
+        sums = None if self._recorded is None else self._recorded.noise
         if sums is None:
-            return None
-        # As BFGS begins: with the unit matrix and a step of 1.
-        slope, matrix = -float(gradient @ gradient), np.eye(len(gradient))
-        first = Trying(np.zeros_like(gradient), gradient, -gradient, slope, 1.0, matrix, True)
-        self._recorded.launch_ahead(-along, Ahead(first, self._coordinates.from_basis))
-        return sums.tensor()
+            return super()._noise_along_previous(previous)
+        return self._noise_from(sums.tensor())
 
-    def _error_sums_along(self, direction: Vector) -> Tensor:
-        """Of the per-sample losses at points along a direction [r], on the CPU.
-
-        Where C comes in another order each time, of their sums.
-        """
+    def _noise_along(self, direction: Tensor) -> float:
         rows = []
-        for step in noise_steps(self._objective.findings.epsilon):
-            self._move(step * direction)
+        for part in noise_steps(self._objective.findings.epsilon):
+            self._move_by(part * direction)
+            # Where C comes in another order each time, their sums alone.
             rows.append(self._objective.comparable_losses(self._set))
-        return error_sums(torch.stack(rows))
+        return self._noise_from(error_sums(torch.stack(rows)))
+
+    def _noise_from(self, sums: Tensor) -> float:
+        self.samples_seen += NOISE_POINTS * self.samples
+        return noise_from(sums) / self._normaliser

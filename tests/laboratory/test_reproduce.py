@@ -89,6 +89,7 @@ def test_rows_may_have_limits_of_their_own() -> None:
     limits = {cell.row: cell.settings.limits for cell in table.cells}
     assert (limits["speech"].seconds, limits["speech"].fewest_passes) == (300.0, 100.0)
     assert (limits["curves"].seconds, limits["curves"].fewest_passes) == (600.0, 500.0)
+    assert limits["mnist-autoencoder"].fewest_passes == 250.0
     figure = exhibit("figure1").cells
     assert all(cell.settings.limits == limits["speech"] for cell in figure)
 

@@ -17,6 +17,7 @@ from krylov_descent import KSD, recorded_objective
 from krylov_descent.batches import Batch, as_samples
 from krylov_descent.cuda_graphs import Part
 from krylov_descent.network import Network
+from krylov_descent.noise import error_sums, noise_steps
 from krylov_descent.objective import Objective
 from krylov_descent.on_the_way import Arriving
 from krylov_descent.optimizers.result import Status
@@ -65,8 +66,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def beside(self: Recordings, other: Played, name: str, part: Part, **_: Any) -> Played:
         return noted(name, Played(self._network, part, other.batch, other.given))
 
-    def on_host(coming: int, going: int, dtype: torch.dtype) -> Callable[[], Any]:
-        return cache(lambda: (torch.zeros(coming, dtype=dtype), torch.zeros(going).double()))
+    def on_host(count: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+        return cache(lambda: torch.zeros(count, dtype=dtype))
 
     def room(self: Recordings, rows: int, like: Tensor) -> Tensor:
         # On a CPU the rows that follow one that vanished are not written to.
@@ -83,7 +84,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return tensor(numbers)
 
     monkeypatch.setattr(Recordings, "possible", property(lambda self: True))
-    monkeypatch.setattr(Recordings, "hold", lambda self, batch: True)
+    monkeypatch.setattr(Recordings, "hold", lambda self, batch, losses=None: True)
     monkeypatch.setattr(Recordings, "product", lambda self, *_: None)
     monkeypatch.setattr(Recordings, "room", room)
     monkeypatch.setattr(Recordings, "load", load)
@@ -101,32 +102,31 @@ def test_the_search_begins_before_the_basis_is_there(played: list[str]) -> None:
         optimizer.step(classes())
         launched = [name for name in played if name != "read"]
         there = launched.index("there")
-        assert launched[there - 2 : there] == ["basis of gauss-newton", "evaluation"]
-        assert launched[there + 1 : there + 3] == ["noise", "evaluation"]
+        assert launched[there - 3 : there] == ["basis of gauss-newton", "evaluation", "noise"]
+        assert launched[there + 1] == "evaluation"
 
 
-def test_the_first_point_is_on_its_way_before_the_noise_is_read(played: list[str]) -> None:
+def test_each_point_is_launched_once_and_behind_the_noise(played: list[str]) -> None:
     optimizer = KSD(net(), nn.CrossEntropyLoss())
     for _ in range(3):
         played.clear()
         result = optimizer.step(classes())
-        # The basis, the normaliser, and the evaluation at θ, which was launched before.
+        # The basis, the normaliser, and evaluation and noise at θ, which were launched before.
         search = played[played.index("there") + 1 :]
-        assert search[:3] == ["read"] * 3
-        ahead, step = ["noise", "evaluation", "read", "read"], ["step", "read"]
-        one_by_one = ["evaluation", "read"] * (result.evaluations - 2)
-        assert search[3:] == ahead + one_by_one + step
+        assert search[:4] == ["read"] * 4
+        one_by_one = ["evaluation", "read"] * (result.evaluations - 1)
+        assert search[4:] == [*one_by_one, "step", "read"]
 
 
 def recorded(
     played: list[str], slots: Tensor, data: tuple[Tensor, Tensor]
 ) -> tuple[RecordedObjective, Objective, Tensor]:
-    """f_C of a linear model over a basis [r, n]; with θ."""
+    """f_C of a linear model over a basis [r, n], with one of the rows as previous step; and θ."""
     objective = Objective(linear(), nn.MSELoss())
     theta = objective.parameters.copy()
-    found = launched_objective(objective, as_samples(data), theta, slots)
+    found = launched_objective(objective, as_samples(data), theta, slots, slots[-1].clone)
     assert found is not None
-    assert played == ["evaluation"]
+    assert played == ["evaluation", "noise"]
     return found, objective, theta
 
 
@@ -165,6 +165,26 @@ def test_what_nobody_asked_for_is_overwritten_by_the_step(played: list[str]) -> 
     torch.testing.assert_close(objective.parameters.flatten(taken.pieces), step)
     torch.testing.assert_close(objective.parameters.copy(), theta + step)
     assert taken.norm.read() == pytest.approx(float(step.norm()), rel=1e-12)
+
+
+def test_noise_is_told_from_points_along_the_previous_step(played: list[str]) -> None:
+    slots, data = numbers(3, 4), other_targets_each_time()[0]
+    function, objective, theta = recorded(played, slots, data)
+    losses = []
+    for part in noise_steps(torch.finfo(torch.float64).eps):
+        objective.parameters.assign(theta + part * slots[-1])
+        losses.append(objective.comparable_losses(as_samples(data)))
+    assert function.noise is not None
+    found, expected = function.noise.tensor(), error_sums(torch.stack(losses))
+    # Of nothing but rounding, which is another one if a product is added in another way.
+    assert float(expected[0]) / 10 < float(found[0]) < 10 * float(expected[0])
+
+
+def test_noise_is_told_again_where_there_is_no_previous_step(played: list[str]) -> None:
+    optimizer = KSD(net(), nn.CrossEntropyLoss())
+    for steps in (1, 2):
+        assert optimizer.step(classes()).noise > 0
+        assert played.count("noise") == steps  # and not by a recording
 
 
 @pytest.mark.usefixtures("played")
@@ -270,7 +290,7 @@ def test_a_basis_that_is_refused_leaves_the_parameters_bit_for_bit(played: list[
     before = model.p.detach().clone()
     result = KSD(model, row_sums, curvature="hessian").step((torch.ones(4, 3), None))
     assert "a curvature product on B is not finite" in result.reason
-    assert played[-3:] == ["evaluation", "there", "read"]
+    assert played[-4:] == ["evaluation", "noise", "there", "read"]
     assert torch.equal(model.p.view(torch.int32), before.view(torch.int32))
 
 
@@ -283,7 +303,7 @@ def test_a_search_that_noise_ends_leaves_the_parameters_bit_for_bit(
     monkeypatch.setattr("krylov_descent.subspace_objective.noise_from", lambda sums: 1e30)
     result = KSD(model, nn.CrossEntropyLoss()).step(classes())
     assert (result.status, result.evaluations) == (Status.NO_DECREASE, 1)
-    assert played[-3:] == ["noise", "evaluation", "read"]
+    assert played[-2:] == ["read", "evaluation"]
     assert torch.equal(parameters_of(model), before)
 
 
@@ -299,7 +319,7 @@ def test_an_error_in_the_search_leaves_the_parameters_bit_for_bit(
     monkeypatch.setattr("krylov_descent.subspace_objective.noise_from", fail)
     with pytest.raises(RuntimeError, match="in the midst of it"):
         KSD(model, nn.CrossEntropyLoss()).step(classes())
-    assert played[-3:] == ["noise", "evaluation", "read"]
+    assert played[played.index("there") :] == ["there"] + ["read"] * 4
     assert torch.equal(parameters_of(model), before)
 
 

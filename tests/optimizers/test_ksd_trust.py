@@ -135,7 +135,7 @@ def test_recordings_are_looked_at_behind_the_launch_of_the_basis(
     for _ in range(4):
         order.clear()
         optimizer.step(data())
-    expected = [*LAUNCHED[preconditioner], "look", "evaluation", "there"]
+    expected = [*LAUNCHED[preconditioner], "look", "evaluation", "noise", "there"]
     assert [word for word in order if word != "read"][: len(expected)] == expected
     assert order.index("look") < order.index("read")
     assert order.count("look") == 1

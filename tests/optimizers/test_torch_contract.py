@@ -262,6 +262,18 @@ def test_lr_scales_the_step_and_the_previous_step_is_the_one_taken() -> None:
     assert result.loss_after < result.loss_before
 
 
+@pytest.mark.parametrize("lr", [1e-4, 0.5, 2.0])
+def test_the_noise_does_not_depend_on_lr(lr: float) -> None:
+    """Though it is measured along the previous step."""
+    _, optimizer = trained(plain)
+    _, other = trained(plain)
+    for state in other.state.values():
+        state["previous_step"] = lr * state["previous_step"]
+    other.param_groups[0]["lr"] = lr
+    noise, scaled = optimizer.step(samples()).noise, other.step(samples()).noise
+    assert noise / 5 < scaled < 5 * noise
+
+
 def test_lr_zero_changes_nothing() -> None:
     model, optimizer = trained(plain)
     before, d = theta(model), previous_step(optimizer)

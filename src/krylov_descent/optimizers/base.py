@@ -303,11 +303,18 @@ class DataOptimizer(torch.optim.Optimizer):
             if any(p.requires_grad for p in group["params"])
         )
 
-    def _scale_by_learning_rate(self, step: Tensor) -> bool:
-        """Multiply a step [n] by `lr`, in place; whether that changes it."""
+    def _scale_by_learning_rate(self, step: Tensor, *, back: bool = False) -> bool:
+        """Multiply a step [n] by `lr`, in place; whether that changes it.
+
+        Args:
+            step: overwritten.
+            back: undo it, but for what an `lr` of 0 made of it.
+        """
         if self._takes_whole_steps:
             return False
         rates = self._learning_rates()
+        if back:
+            rates = [1 / rate if rate else 1.0 for rate in rates]
         for piece, rate in zip(self.objective.parameters.pieces(step), rates, strict=True):
             piece.mul_(rate)
         return True

@@ -37,6 +37,7 @@ from krylov_descent.precision import derivatives_in_tf32
 from krylov_descent.preconditioner import Preconditioner
 from krylov_descent.recorded_basis import basis_is_recorded
 from krylov_descent.recorded_objective import Taken
+from krylov_descent.recordings import beside_what_follows
 from krylov_descent.subsets import LEAST_FIXED, Reservoir, Size, SubsetSizes, draw
 from krylov_descent.subspace import Coordinates, LaunchedSubspace, subspace_is_known
 from krylov_descent.sums import Evaluation
@@ -307,6 +308,7 @@ class _Step:
         self.stages = optimizer._stages
         self.stages.begin(optimizer.steps, objective)
         self.account = Account()
+        self.before_basis: torch.cuda.Event | None = None  # the moment of its launch
 
     def run(self, data: Any, curvature_data: Any, objective_data: Any) -> StepResult:
         """Algorithm 3, lines 3 to 13."""
@@ -316,7 +318,7 @@ class _Step:
         samples = self.optimizer._samples(data)
         ahead = self.may_go_ahead(samples, curvature_data)
         # θ, for later; copied while a GPU is busy with the basis.
-        copied, basis = functools.cache(self.objective.parameters.copy), None
+        copied, basis = functools.cache(self.copy_of_theta), None
         refuted = recordings.refuted
         with recordings.postponed() if ahead else nullcontext():
             found, curvature_set, objective_set = self.gradient_and_sets(
@@ -356,7 +358,11 @@ class _Step:
         theta, taken = copied(), None
         try:
             # On a GPU the search begins behind the basis, before anything is known of that.
-            subspace, recorded = awaited(launched, self.objective, objective_set, theta)
+            # C of the user's may come to the GPU only now.
+            since = self.before_basis if objective_data is None else None
+            subspace, recorded = awaited(
+                launched, self.objective, objective_set, theta, self.previous_step, since
+            )
             account.lap("basis")
             account.note(rank=subspace.rank)
             if not np.isfinite(subspace.curvature.numpy()).all():
@@ -372,8 +378,7 @@ class _Step:
                 subspace, coordinates, self.objective, objective_set, theta, recorded
             )
             start, gradient = function.start()
-            account.note(ritz_values=tuple(coordinates.ritz_values.tolist()))
-            best = self.search(function, start, gradient)
+            best = self.search(function, start, gradient, coordinates)
             if best is not None and best.value < start:
                 taken = self.take(function, theta, best, start)
         finally:
@@ -460,12 +465,10 @@ class _Step:
         optimizer = self.optimizer
         product = optimizer.curvature.at(self.objective, curvature_set)
         learned = self.stages.learn(self.objective, product)
+        previous = [optimizer._flat_state(key) for key in optimizer._previous]
+        self.before_basis = self.objective.recordings.now()
         subspace = optimizer.spaces.subspace(
-            product,
-            self.stages.current,
-            gradient,
-            [optimizer._flat_state(key) for key in optimizer._previous],
-            lasting=self.stages.lasting,
+            product, self.stages.current, gradient, previous, lasting=self.stages.lasting
         )
         return subspace, product, learned
 
@@ -483,18 +486,38 @@ class _Step:
         self.account.count(product.products * product.samples)
         return subspace
 
+    def copy_of_theta(self) -> Tensor:
+        """θ [n]; a GPU copies it beside the basis, which only reads the parameters."""
+        parameters = self.objective.parameters
+        with beside_what_follows(self.before_basis, parameters.device):
+            return parameters.copy()
+
+    def previous_step(self) -> Tensor:
+        """The last step [n] as its search found it, before `lr` scaled it; zeros if there is none.
+
+        With the `lr` of now: a schedule changes that by little from step to step.
+        """
+        step = self.optimizer._flat_state(PREVIOUS_STEP)
+        self.optimizer._scale_by_learning_rate(step, back=True)
+        return step
+
     @property
     def curvature_floor(self) -> float:
         """Of H̄'s eigenvalues, relative to the largest."""
         semidefinite = self.optimizer.curvature.kind != "hessian"
         return self.optimizer.epsilon * (SEMIDEFINITE_FLOOR if semidefinite else 1.0)
 
-    def search(self, function: Function, start: float, gradient: Vector) -> BFGSResult | None:
+    def search(
+        self, function: Function, start: float, gradient: Vector, coordinates: Coordinates
+    ) -> BFGSResult | None:
         """BFGS from a = 0, given value and gradient there; None where they are not finite."""
         self.account.note(loss_before=start, objective_samples=function.samples, evaluations=1)
-        if not (math.isfinite(start) and np.isfinite(gradient).all()):
+        is_finite = math.isfinite(start) and bool(np.isfinite(gradient).all())
+        noise = function.noise(start, gradient, self.previous_step) if is_finite else math.nan
+        # Here, where a GPU is busy with the first trial.
+        self.account.note(ritz_values=tuple(coordinates.ritz_values.tolist()))
+        if not is_finite:
             return None
-        noise = function.noise(start, gradient)
         best = minimize_bfgs(
             function,
             np.zeros_like(gradient),

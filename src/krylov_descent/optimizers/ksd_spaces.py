@@ -5,9 +5,11 @@ recorded on a GPU). On several ranks, or with a basis that is kept elsewhere, th
 parts (`stored_subspace`, `spread_objective`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from krylov_descent.basis import Replicated, Sharded, Storage
@@ -117,16 +119,21 @@ class Spaces:
 
 
 def awaited(
-    subspace: AnySubspace | LaunchedSubspace, objective: Objective, samples: Samples, theta: Tensor
+    subspace: AnySubspace | LaunchedSubspace,
+    objective: Objective,
+    samples: Samples,
+    theta: Tensor,
+    previous: Callable[[], Tensor],
+    since: torch.cuda.Event | None,
 ) -> tuple[AnySubspace, RecordedObjective | None]:
     """The subspace, once it is there; and f_C over its place, where that is recorded.
 
-    The evaluation at θ is launched before a GPU is done with the subspace, and may write to the
-    parameters.
+    The evaluation at θ, and that of the noise along the previous step, are launched before a GPU is
+    done with the subspace, and may write to the parameters. See `launched_objective`.
     """
     if not isinstance(subspace, LaunchedSubspace):
         return subspace, None
-    recorded = launched_objective(objective, samples, theta, subspace.slots)
+    recorded = launched_objective(objective, samples, theta, subspace.slots, previous, since)
     return subspace.there(), recorded
 
 

@@ -8,31 +8,57 @@ from torch import Tensor
 from krylov_descent.tensor_cores.entry import under_way
 
 
-def sample_cross_entropy(outputs: Any, targets: Any) -> Tensor | None:
+def sample_cross_entropy(outputs: Any, targets: Any, *, averaged: bool = False) -> Tensor | None:
     """Of each sample [size], summed over its outputs; None where it is torch's to compute.
 
     Args:
         outputs: before the sigmoid [size, …].
         targets: like them.
+        averaged: over outputs, in place of the sum.
     """
     products = under_way()
     if products is None or not products.may_be_cross_entropy(outputs, targets):
         return None
-    found: Tensor = _CrossEntropy.apply(outputs, targets)  # type: ignore[no-untyped-call]
+    share = 1 / outputs.shape[1] if averaged else 1.0
+    differentiated = outputs.requires_grad and torch.is_grad_enabled()
+    found: Tensor = _CrossEntropy.apply(outputs, targets, share, differentiated)  # type: ignore[no-untyped-call]
+    return found
+
+
+def ones_for(losses: Tensor) -> Tensor:
+    """One for each of the losses, to differentiate their sum: of a kind that is known to be ones.
+
+    The derivative of a cross entropy is made together with it, for the case that it is this sum's.
+    """
+    products = under_way()
+    if products is None or losses.dim() != 1 or losses.dtype is not torch.float32:
+        return torch.ones_like(losses)
+    found: Tensor = products.ones(len(losses))
     return found
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, outputs: Tensor, targets: Tensor) -> Tensor:
-        ctx.save_for_backward(outputs, targets)
-        found: Tensor = under_way().cross_entropy(outputs, targets)
-        return found
+    def forward(
+        ctx: Any, outputs: Tensor, targets: Tensor, share: float, differentiated: bool
+    ) -> Tensor:
+        losses: Tensor
+        losses, delta = under_way().cross_entropy(
+            outputs, targets, share, differentiated=differentiated
+        )
+        ctx.share = share
+        ctx.save_for_backward(outputs, targets, delta)
+        return losses
 
     @staticmethod
-    def backward(ctx: Any, factors: Tensor) -> tuple[Tensor, None]:
-        outputs, targets = ctx.saved_tensors
+    def backward(ctx: Any, factors: Tensor) -> tuple[Tensor, None, None, None]:
+        outputs, targets, delta = ctx.saved_tensors
         products = under_way()
         if products is None or torch.is_grad_enabled():  # to be differentiated again
-            return factors.unsqueeze(1) * (outputs.sigmoid() - targets), None
-        return products.cross_entropy_backward(outputs, targets, factors), None
+            factors = factors if ctx.share == 1 else ctx.share * factors
+            found = factors.unsqueeze(1) * (outputs.sigmoid() - targets)
+        elif products.are_ones(factors):
+            found = products.at_its_turn(delta)
+        else:
+            found = products.cross_entropy_backward(outputs, targets, ctx.share, factors)
+        return found, None, None, None

@@ -1,19 +1,21 @@
 """Where a search by BFGS will look next, found out by the GPU itself.
 
 Between two evaluations of a search the GPU would wait for the host, which decides where to look
-next: 0.05 to 0.15 ms, where an evaluation takes 0.3. Most trials are accepted, and then the next
-point is a matter of a few products with small matrices. So the GPU goes on with the point that BFGS
-will choose if it accepts the trial. The host decides all the same, in its own arithmetic, and takes
-what is there if that is the point it chose.
+next: 0.05 to 0.15 ms, where an evaluation takes 0.3. It decides by a few numbers of the line search
+and, if the trial is accepted, by a few products with small matrices. So the GPU has all of that
+state, too, and goes on with the point that BFGS will choose. The host decides all the same, in its
+own arithmetic, and takes what is there if that is the point it chose.
 """
 
+import math
 from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-from krylov_descent.bfgs import Vector
+from krylov_descent.bfgs import Trying, Vector
 from krylov_descent.exchanges import Ahead, write
+from krylov_descent.line_search import Point
 from krylov_descent.tensor_cores import foresight_kernels as kernels
 from krylov_descent.tensor_cores.launching import launch
 
@@ -22,13 +24,14 @@ LEAST, MOST = 32, 64
 # How many evaluations the numbers of which are kept: one that is read, one that follows it on the
 # GPU, and the same again where that was not what the search asked for.
 PLACES = 4
-# Step and slope of a trial, whether BFGS has learnt nothing yet, and the evaluation's number.
 SCALARS = int(kernels.SCALARS.value)
 BLOCK = 1024
+# Where no step was too far yet.
+NOT_THERE = Point(math.inf, math.nan, math.nan)
 
 
 class Foresight:
-    """An `Exchange`, with the state of BFGS on the GPU.
+    """An `Exchange`, with the state of the search on the GPU.
 
     Args:
         rows: of the basis, `MOST` at most.
@@ -64,10 +67,10 @@ class Foresight:
         sent, rows, rank = self._sent.numpy(), self._rows, len(coefficients)
         write(coefficients, sent[:rows])
         state = sent[rows:]
-        state[3] = number
+        state[0] = number
         if ahead is not None:
             trying = ahead.trying
-            state[:3] = trying.step, trying.slope, trying.is_identity
+            state[1:SCALARS] = _scalars(trying)
             vectors = state[SCALARS : SCALARS + 3 * rows].reshape(3, rows)
             matrices = state[SCALARS + 3 * rows :].reshape(2, rows, rows)
             if rank < rows:
@@ -77,7 +80,7 @@ class Foresight:
             ):
                 place[:rank] = vector
             matrices[0, :rank, :rank] = trying.inverse_hessian
-            matrices[1, :rank, :rank] = ahead.to_coordinates
+            matrices[1, :rank, :rank] = ahead.to_coordinates.T
         args = self._sent, self._coefficients, self._state, rows, len(sent)
         with torch.cuda.device(self._device):  # this is not recorded, and may be another
             launch(kernels.fetch, (-(-len(sent) // BLOCK), 1), args, (BLOCK,))
@@ -88,3 +91,10 @@ class Foresight:
     def next_point(self, number: int) -> Vector:
         found: Vector = self._results[number % PLACES, 1 + self._rows :].numpy()
         return found
+
+
+def _scalars(trying: Trying) -> tuple[float, ...]:
+    """Of a state, in the order that the kernel has them in."""
+    shorter, low, high = trying.bracket
+    line = trying.is_identity, trying.noise, trying.step, trying.value, trying.slope
+    return (*line, *shorter, *low, *(high or NOT_THERE))

@@ -148,34 +148,28 @@ def split(
     out: Tensor | None = None,
     *,
     three: bool = True,
-    factors: tuple[Tensor, Tensor] | None = None,
 ) -> Halves:
     """The halves of a matrix [rows, columns], or of a function of it.
 
     Args:
         x: rows may have gaps between them.
-        bound: of x and of the function [1]; of the derivative of a cross entropy that of y.
+        bound: of x and of the function [1].
         kind: of the function, one of those in `kernels`.
         y: its second argument, without gaps.
         out: for its values, without gaps.
         three: whether both halves are wanted.
-        factors: of the derivative of a cross entropy [rows], and their bound.
     """
     rows, columns = x.shape
-    own = torch.empty_like(bound) if kind == kernels.ENTROPY_BACKWARD else bound
-    found = empty_halves(x, rows, columns, three=three, bound=own)
+    found = empty_halves(x, rows, columns, three=three, bound=bound)
     padded, width = found.high.shape
     unit, grid, sizes = _blocks(x, padded, width)
     args = (
         x,
-        x if y is None else y,
-        x if factors is None else factors[0],
-        x if out is None else out,
+        or_else(y, x),
+        or_else(out, x),
         *pointers(found),
         found.unscale,
         bound,
-        bound if factors is None else factors[1],
-        own,
         rows,
         columns // unit,
         x.stride(0) // unit,
@@ -252,7 +246,7 @@ def _multiply(
     """Launch the kernel of a product, in so many shares of the sum; the rest see there."""
     (m, n, k), (a, b) = what.sizes, what.halves
     rows, columns, depth, warps, stages = shape
-    depth_in_all = _filled_up(k)
+    depth_in_all = filled_up(k)
     any_bound = a.unscale.view(torch.int32)
     unit = 4 if n % 4 == 0 and kind >= kernels.MULTIPLE else 1
     of = function or Function(kind)
@@ -297,7 +291,7 @@ def empty_halves(
 ) -> Halves:
     """Room for those of a matrix, on the device of a tensor."""
     planes = like.new_empty(
-        1 + three, _filled_up(rows), _filled_up(columns), dtype=torch.half
+        1 + three, filled_up(rows), filled_up(columns), dtype=torch.half
     ).unbind()
     low = planes[1] if three else None
     return Halves(rows, columns, planes[0], low, like.new_empty(1), bound)
@@ -312,13 +306,14 @@ def fits(rows: Tensor) -> bool:
     """Whether a matrix that lies in memory row by row is none too large for the kernels."""
     count, columns = rows.shape
     return (
-        _filled_up(count) * _filled_up(columns) <= LARGEST
+        filled_up(count) * filled_up(columns) <= LARGEST
         and count * rows.stride(0) <= LARGEST
         and columns <= MOST_COLUMNS
     )
 
 
-def _filled_up(count: int) -> int:
+def filled_up(count: int) -> int:
+    """Rows or columns of halves, for so many of a matrix."""
     return -(-count // EVEN) * EVEN
 
 

@@ -14,11 +14,9 @@ from triton.language.extra import libdevice
 
 # A matrix is scaled so that its bound is below 2¹⁵, where fp16 has its digits: of numbers that are
 # 2⁻²⁸ of the bound or more it keeps 11, and two of it keep 22 of those that are 2⁻¹⁷ or more.
-TOP, INFINITE = tl.constexpr(14), tl.constexpr(0x7F800000)
-# Functions of a matrix x, and of a second one, y: of a derivative and the function's value, of two
-# factors, of logits and targets.
+TOP, ONE, INFINITE = tl.constexpr(14), tl.constexpr(0x3F800000), tl.constexpr(0x7F800000)
+# Functions of a matrix x, or of a derivative and of the function's value, y.
 NOTHING, SIGMOID, TANH, RELU, SIGMOID_BACKWARD, TANH_BACKWARD, RELU_BACKWARD = range(7)
-ENTROPY_BACKWARD = 7
 # What is made of a product: nothing, a function with values up to one, or a multiple of it for each
 # number y of another matrix, first + second · y + third · y², or nothing where y is not positive;
 # perhaps with something added before. Each is a kernel, since one for all has too many registers.
@@ -28,7 +26,6 @@ _TANH, _RELU = tl.constexpr(TANH), tl.constexpr(RELU)
 _SIGMOID_BACKWARD = tl.constexpr(SIGMOID_BACKWARD)
 _TANH_BACKWARD, _RELU_BACKWARD = tl.constexpr(TANH_BACKWARD), tl.constexpr(RELU_BACKWARD)
 _MULTIPLE, _ADDED_MULTIPLE = tl.constexpr(MULTIPLE), tl.constexpr(ADDED_MULTIPLE)
-_ENTROPY_BACKWARD = tl.constexpr(ENTROPY_BACKWARD)
 
 
 @triton.jit
@@ -69,6 +66,13 @@ def _store_halves(v, high, low, place, written, with_low):
         tl.store(low + place, rest.to(tl.float16), written)
 
 
+@triton.jit
+def reset(bounds, BLOCK: tl.constexpr):
+    """All to zero, but for the first: to one."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(bounds + at, tl.where(at == 0, ONE, 0))
+
+
 @triton.jit(do_not_specialize=["rows", "units", "stride"], do_not_specialize_on_alignment=["bound"])
 def find_bound(x, bound, rows, units, stride, UNIT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
     """bound = max(bound, |x|) for x [rows, units · UNIT], whose rows are stride · UNIT apart."""
@@ -81,25 +85,16 @@ def find_bound(x, bound, rows, units, stride, UNIT: tl.constexpr, R: tl.constexp
 
 @triton.jit(
     do_not_specialize=["rows", "units", "stride", "padded", "with_low"],
-    do_not_specialize_on_alignment=[
-        "factors",
-        "unscale",
-        "bound",
-        "other_bound",
-        "bound_of_function",
-    ],
+    do_not_specialize_on_alignment=["unscale", "bound"],
 )
 def split(
     x,
     y,
-    factors,
     out,
     high,
     low,
     unscale,
     bound,
-    other_bound,
-    bound_of_function,
     rows,
     units,
     stride,
@@ -113,14 +108,10 @@ def split(
 ):
     """high + low = f(x, y) · scale [padded, width], zero outside of x [rows, units · UNIT].
 
-    y and out, which gets f(x, y) itself, are like x without gaps between rows. A bound is one of x,
-    and of f; of a cross entropy's derivative that of y, with the other one of its factors [rows],
-    and its own is found.
+    y and out, which gets f(x, y) itself, are like x without gaps between rows. The bound is one of
+    x, and of f.
     """
-    top = _number(bound)
-    if KIND == _ENTROPY_BACKWARD:
-        top = (1 + top) * _number(other_bound)
-    scale = _scale(top)
+    scale = _scale(_number(bound))
     r = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     c = tl.program_id(1) * C + tl.arange(0, C)[None, :]
     cols = units * UNIT
@@ -141,8 +132,6 @@ def split(
         v = v * (1 - result * result)
     elif KIND == _RELU_BACKWARD:
         v = tl.where(tl.load(y + at, inside, 0.0) <= 0, 0.0, v)
-    elif KIND == _ENTROPY_BACKWARD:
-        v = (_sigmoid(v) - tl.load(y + at, inside, 0.0)) * tl.load(factors + r, r < rows, 0.0)
     v = tl.where(inside, v, 0.0)
     if KIND != _NOTHING:
         tl.store(out + at, v, inside)
@@ -150,8 +139,6 @@ def split(
     _store_halves(v * scale, high, low, r * width + c, written, with_low)
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         tl.store(unscale, 1 / scale)
-        if KIND == _ENTROPY_BACKWARD:
-            tl.store(bound_of_function, _bits(top))
 
 
 @triton.jit(

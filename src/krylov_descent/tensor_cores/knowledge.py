@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from krylov_descent.tensor_cores.halves import Halves
+from krylov_descent.tensor_cores import kernels
+from krylov_descent.tensor_cores.halves import BLOCK, Halves
+from krylov_descent.tensor_cores.launching import launch
 
 # Of so many pieces of memory something is known before those that are gone are looked for.
 FEWEST_MEMORIES = 32
@@ -21,7 +23,7 @@ Key = tuple[int, int, int, int]
 class Bounds:
     """Room for bounds of matrices, int32 each.
 
-    All at once: a recording sets them back to zero with a kernel before everything else.
+    All at once: a recording sets them back with one kernel before everything else.
 
     Args:
         device: the GPU.
@@ -31,9 +33,9 @@ class Bounds:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._room = torch.zeros(BOUNDS, dtype=torch.int32, device=device)
+        self._room = torch.empty(BOUNDS, dtype=torch.int32, device=device)
+        launch(kernels.reset, (BOUNDS // BLOCK, 1), (self._room,), (BLOCK,))
         self.one, self._used = self._room[:1], 1
-        self.one.view(torch.float32).fill_(1)
 
     def new(self) -> Tensor | None:
         """One [1] that is zero at first; None where there are no more of them."""
@@ -129,6 +131,16 @@ class Knowledge:
         earlier = self._before._memories.get(number)
         known = None if earlier is None else getattr(earlier, what).get(_key(rows))
         return None if known is None else known.what
+
+    def when_made(self, rows: Tensor) -> torch.cuda.Event | None:
+        """A moment of this stream at which a matrix was there; None where none is known."""
+        memory = self._memories.get(rows.untyped_storage()._cdata)
+        if memory is None:
+            return None
+        known = memory.bound.get(_key(rows)) or memory.halves.get(_key(rows))
+        if known is None or known.stream != torch.cuda.current_stream(self._device):
+            return None
+        return known.found
 
     def forget(self, changed: Tensor) -> None:
         """What was known of whatever shares its memory."""

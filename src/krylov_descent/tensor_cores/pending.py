@@ -1,7 +1,8 @@
 """What is still to be made while operations pass by, and made before anyone looks at it.
 
 A product waits until it is known what is made of it. A function of a narrow product waits, in a
-chain, for the next one. Everything that looks at a matrix says so before (`settled`).
+chain, for the next one, and a sum of long vectors for a projection, which has to read it anyway.
+Everything that looks at a matrix says so before (`settled`).
 """
 
 from collections.abc import Sequence
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from krylov_descent.tensor_cores import chains, halves
+from krylov_descent.tensor_cores import chains, halves, vectors
 from krylov_descent.tensor_cores.chains import BOUNDED_BY_ONE, NOTHING, Chain, Stage
 from krylov_descent.tensor_cores.halves import Function, Halves, Planned, Product
 from krylov_descent.tensor_cores.knowledge import Bounds, Knowledge, memory_of
+from krylov_descent.tensor_cores.vectors import Sum
 
 
 @dataclass(slots=True)
@@ -34,7 +36,9 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A product that something was made of before it was asked for itself.
+    """What others may look at while the stream that makes it is not waited for.
+
+    A product that something was made of before it was asked for itself, or the result of a job.
 
     Attributes:
         storage: its memory.
@@ -61,9 +65,10 @@ class Pending:
         self._waiting: dict[int, Waiting] = {}
         self._made: dict[int, _Made] = {}
         self._chain = Chain(device)
+        self._sum: Sum | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._waiting or self._made or self._chain)
+        return bool(self._waiting or self._made or self._chain or self._sum)
 
     def settle(self, *, used_too: bool = False) -> None:
         """Make the chain, and the products that still wait and are not forgotten; on this stream.
@@ -71,6 +76,7 @@ class Pending:
         Args:
             used_too: also products of which something was made.
         """
+        self._make_sum()
         self._chain.make(self._known)
         for number, waiting in list(self._waiting.items()):
             if waiting.storage.expired():
@@ -82,6 +88,8 @@ class Pending:
         """Make all that may have something to read from memory that is to change."""
         self._chain.make(self._known)
         memories = {memory_of(tensor) for tensor in changed}
+        if self._sum is not None and memories & _memories_of(self._sum):
+            self._make_sum()
         for waiting in list(self._waiting.values()):
             others = (waiting.product.bias, waiting.product.added)
             reads = any(x is not None and memory_of(x) in memories for x in others)
@@ -93,6 +101,8 @@ class Pending:
         number = memory_of(x)
         if number is None:
             return
+        if self._sum is not None and number == memory_of(self._sum.x):
+            self._make_sum()
         if self._chain.holds(number):
             self._chain.make(self._known)
         waiting = self._waiting.pop(number, None)
@@ -109,8 +119,17 @@ class Pending:
             alone = halves.product(replace(product, added=None))
             torch.add(alone, product.added.detach(), out=out)
         if waiting.used:
-            stream = torch.cuda.current_stream(self._device)
-            self._made[number] = _Made(waiting.storage, stream, stream.record_event())
+            self._note_made(number, waiting.storage)
+
+    def note_made(self, x: Tensor) -> None:
+        """Let other streams wait for this one, as far as it is now, before they look at x."""
+        number = memory_of(x)
+        if number is not None:
+            self._note_made(number, StorageWeakRef(x.untyped_storage()))
+
+    def _note_made(self, number: int, storage: StorageWeakRef) -> None:
+        stream = torch.cuda.current_stream(self._device)
+        self._made[number] = _Made(storage, stream, stream.record_event())
 
     def wait(self, product: Product) -> Tensor:
         """The memory of a product that is made when someone looks at it."""
@@ -123,6 +142,19 @@ class Pending:
             del self._waiting[number]
         self._waiting[storage._cdata] = Waiting(StorageWeakRef(storage), product)
         return out
+
+    def wait_with_sum(self, found: Sum) -> None:
+        """Let a sum be written when someone looks at it; what it is made of is there."""
+        self._make_sum()
+        self._sum = found
+
+    def take_sum(self, x: Tensor) -> Sum | None:
+        """What waits to be written to all of a vector, for someone who writes it; or None."""
+        found = self._sum
+        if found is None or (x.data_ptr(), x.shape) != (found.x.data_ptr(), found.x.shape):
+            return None
+        self._sum = None
+        return found
 
     def waits(self, x: object) -> Waiting | None:
         """What waits to be written to a matrix, all of it."""
@@ -186,6 +218,11 @@ class Pending:
             self._known.remember(rows, bound=bound)
         return bound
 
+    def _make_sum(self) -> None:
+        found, self._sum = self._sum, None
+        if found is not None:
+            vectors.scale_and_add(found)
+
     def _settle(self, waiting: Waiting) -> None:
         storage = torch.UntypedStorage._new_with_weak_ptr(waiting.storage.cdata)
         empty = torch.empty(0, dtype=torch.float32, device=self._device)
@@ -222,6 +259,10 @@ class Pending:
         if bound is not None and number is not None:
             del self._waiting[number]
             self._go_on_with(product, NOTHING, _all_of(x, product), bound)
+
+
+def _memories_of(found: Sum) -> set[int | None]:
+    return {memory_of(x) for x in (found.x, found.scale, found.other)}
 
 
 def _all_of(x: Tensor, product: Product) -> Tensor:

@@ -21,12 +21,21 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from krylov_descent.precision import SETTINGS, forward_precision
-from krylov_descent.tensor_cores import chains, halves, kernels, vectors
+from krylov_descent.precision import SETTINGS, derivative_precision, forward_precision
+from krylov_descent.tensor_cores import (
+    basis_vectors,
+    chains,
+    entropies,
+    halves,
+    kernels,
+    vectors,
+)
 from krylov_descent.tensor_cores.chains import BOUNDED_BY_ONE
+from krylov_descent.tensor_cores.entropies import Delta
 from krylov_descent.tensor_cores.halves import Function, Halves, Product
 from krylov_descent.tensor_cores.knowledge import Bounds, Knowledge
 from krylov_descent.tensor_cores.pending import Pending
+from krylov_descent.tensor_cores.vectors import Sum
 
 aten = torch.ops.aten
 PLAIN = {Tensor, torch.nn.Parameter}
@@ -36,13 +45,12 @@ LEAST_WORK, LONGEST_SUM = 1 << 15, 1 << 17
 # The same where each product has to make its halves by itself, which takes up to four kernels.
 LEAST_WORK_ALONE = 1 << 27
 LEAST_NUMBERS = 1 << 12
-# A combination of so many rows at most, each of so many numbers at least, is one of a basis.
-MOST_ROWS, LEAST_COLUMNS = 256, 1 << 16
+# A combination of a few rows, each of so many numbers at least, is one of a basis.
+LEAST_COLUMNS = 1 << 16
 
 # Of the operations that are ours, those that want all their arguments made.
 LOOKING = {
     aten.mm.out,
-    aten.mv.default,
     aten.addmv.default,
     aten.addmv_.default,
 }
@@ -141,26 +149,50 @@ class TensorCoreProducts(TorchDispatchMode):
             self._known.forget(tensor)
         return found
 
-    def prepare(self, matrices: Sequence[Tensor]) -> list[Callable[[], Any]]:
-        """Jobs that make the halves of these, where they are matrices to multiply with."""
+    def prepare(
+        self, matrices: Sequence[Tensor], targets: Sequence[Tensor] = ()
+    ) -> list[Callable[[], Any]]:
+        """Jobs for what would be waited for later, where the kernels are for these.
+
+        Args:
+            matrices: to multiply with; their halves.
+            targets: of a cross entropy; their bounds, which its derivative is scaled by.
+        """
         if torch._C._are_functorch_transforms_active():
             return []
         with forward_precision():
             three = SETTINGS.fp32_precision == "none"
+        of_matrix = partial(self._pending.halves_of, three=three)
+        jobs: list[tuple[Callable[[Tensor], Any], Tensor]] = [(of_matrix, x) for x in matrices]
+        jobs += [(self._find_bound, target) for target in targets]
         return [
-            partial(self._pending.halves_of, _rows_of(matrix), three)
-            for matrix in matrices
-            if self._is_rows(matrix) and halves.fits(_rows_of(matrix))
+            partial(job, _rows_of(x))
+            for job, x in jobs
+            if self._is_rows(x) and halves.fits(_rows_of(x))
         ]
 
     def settle(self, *, used_too: bool = False) -> None:
         """Make all that waits, on this stream; see `Pending`."""
         self._pending.settle(used_too=used_too)
 
+    def note_made(self, result: Any) -> None:
+        """Of a job on a stream that is not waited for: whoever looks at its tensors waits then."""
+        for tensor in _tensors_in(result):
+            self._pending.note_made(tensor)
+
+    def when_made(self, rows: Tensor) -> torch.cuda.Event | None:
+        """A moment of this stream at which a matrix was there; None where none is known."""
+        self._pending.settled(rows)
+        return self._known.when_made(rows)
+
     # Operations -----------------------------------------------------------------------------
 
     def _mm(self, a: Tensor, b: Tensor) -> Any:
-        found = self._product(a, b)
+        if self._are_long_rows(a) and self._is_ours(b) and _is_transpose(b, a):
+            self._pending.settled(a)
+            found = basis_vectors.gram(a)
+        else:
+            found = self._product(a, b)
         return aten.mm.default(*self._all_settled(a, b)) if found is None else found
 
     def _mm_out(self, a: Tensor, b: Tensor, *, out: Tensor) -> Any:
@@ -176,22 +208,26 @@ class TensorCoreProducts(TorchDispatchMode):
         return aten.addmm.default(*self._all_settled(bias, a, b), **factors)
 
     def _mv(self, a: Tensor, x: Tensor) -> Any:
-        if self._is_combination(a, x):
-            return vectors.combine(a.t(), x)
         fits = self._is_ours(x) and x.shape == a.shape[1:] and x.is_contiguous()
         if fits and self._are_long_rows(a):
-            return vectors.project(a, x)
+            self._pending.settled(a)
+            waiting = self._pending.take_sum(x)
+            self._pending.settled(x)
+            return basis_vectors.project(a, x, waiting)
+        self._all_settled(a, x)
+        if self._is_combination(a, x):
+            return basis_vectors.combine(a.t(), x)
         return aten.mv.default(a, x)
 
     def _addmv(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
         if not factors and self._may_join(y, a, x):
-            return vectors.combine(a.t(), x, y)
+            return basis_vectors.combine(a.t(), x, y)
         return aten.addmv.default(y, a, x, **factors)
 
     def _addmv_(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
         sign = factors.get("alpha", 1)
         if set(factors) <= {"alpha"} and sign in (1, -1) and self._may_join(y, a, x):
-            return vectors.add_combination(a.t(), x, y, int(sign), y)
+            return basis_vectors.add_combination(a.t(), x, y, int(sign), y)
         return aten.addmv_.default(y, a, x, **factors)
 
     def _add(self, a: Any, b: Any, **factors: Any) -> Any:
@@ -273,15 +309,21 @@ class TensorCoreProducts(TorchDispatchMode):
         return halves.square(found, self._pending.bound_of(rows))
 
     def scale_and_add(self, x: Tensor, scale: Tensor, other: Tensor, factor: float) -> bool:
-        """X · scale + factor · other in place of a long vector x [n]; False where it is none."""
+        """X · scale + factor · other in place of a long vector x [n]; False where it is none.
+
+        It waits for a projection.
+        """
         long = LEAST_COLUMNS <= x.numel() <= halves.LARGEST
         fits = all(self._is_ours(t) and t.is_contiguous() for t in (x, scale, other))
         if not (long and fits and x.dim() == 1 and other.shape == x.shape and scale.numel() == 1):
             return False
         self._pending.settle_readers_of([x])
-        vectors.scale_and_add(x, scale, other, factor)
+        self._all_settled(x, scale, other)
+        self._pending.wait_with_sum(Sum(x, scale, other, factor))
         self._known.forget(x)
         return True
+
+    # The rows of a basis --------------------------------------------------------------------
 
     def scale_of_length(
         self, squared: Tensor, least: float, before: Tensor, place: Tensor
@@ -289,7 +331,53 @@ class TensorCoreProducts(TorchDispatchMode):
         """What makes a vector's length 1, given its square, as in `krylov`; or None."""
         if not (self._is_ours(squared) and self._is_ours(before) and self._is_ours(place)):
             return None
-        return vectors.scale_of_length(squared, least, before, place)
+        self._all_settled(squared, before)
+        return basis_vectors.scale_of_length(squared, least, before, place)
+
+    def subtract_combination(
+        self, w: Tensor, rows: Tensor, coefficients: Tensor, weights: Tensor
+    ) -> bool:
+        """W - weights ∘ Σ coefficients[k] rows[k] in place of w [n]; False where it is not ours."""
+        if not (self._may_join(w, rows.t(), coefficients) and self._are_like(w, weights)):
+            return False
+        self._pending.settle_readers_of([w])
+        self._all_settled(w, rows, coefficients, weights)
+        basis_vectors.add_combination(rows, coefficients, w, -1, w, weights)
+        self._known.forget(w)
+        return True
+
+    def subtract_rows(
+        self, start: Tensor, divisor: Tensor | None, rows: Tensor, taken: Tensor, w: Tensor
+    ) -> Tensor | None:
+        """Start / divisor - Σ taken[k] rows[k] in place of the start [n], which may be w.
+
+        Parts of its product with w, for `scale_of_remainder`; None where it is not ours.
+        """
+        others = [w] if divisor is None else [w, divisor]
+        if not (self._may_join(start, rows.t(), taken) and self._are_like(start, *others)):
+            return None
+        self._pending.settle_readers_of([start])
+        self._all_settled(start, rows, taken, *others)
+        parts = basis_vectors.subtract_rows(start, divisor, rows, taken, w)
+        self._known.forget(start)
+        return parts
+
+    def scale_of_remainder(
+        self,
+        parts: Tensor,
+        taken: Tensor,
+        along: Tensor,
+        least: float,
+        projected: Tensor,
+        place: Tensor,
+    ) -> Tensor:
+        """What makes the length of a remainder 1, and beside it what was taken, as in `krylov`."""
+        self._pending.settle_readers_of([projected, place])
+        self._all_settled(parts, taken, along)
+        scale = basis_vectors.scale_of_remainder(parts, taken, along, least, projected, place)
+        self._known.forget(projected)
+        self._known.forget(place)
+        return scale
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy a few numbers to or from pinned memory."""
@@ -311,33 +399,63 @@ class TensorCoreProducts(TorchDispatchMode):
             and halves.fits(x)
         )
 
-    def cross_entropy(self, x: Tensor, target: Tensor) -> Tensor:
-        """Of each row, between the sigmoid of x and the target; torch has six kernels for that."""
-        self._all_settled(x, target)
-        target = target.detach()
-        bound = self._bounds.some()
-        found = vectors.cross_entropy(x.detach(), target, bound)
-        self._known.remember(target, bound=bound)
-        return found
+    def cross_entropy(
+        self, x: Tensor, target: Tensor, share: float, *, differentiated: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of each row a share, between the sigmoid of x and the target; torch has six kernels.
 
-    def cross_entropy_backward(self, x: Tensor, target: Tensor, factors: Tensor) -> Tensor:
+        Where it is to be differentiated, also the derivative of their sum towards x, which is of
+        use if all factors of the rows turn out to be `ones`.
+        """
+        self._all_settled(x, target)
+        x, target, losses = x.detach(), target.detach(), x.new_empty(len(x))
+        if not differentiated:
+            entropies.cross_entropy(x, target, share, losses=losses)
+            return losses, None
+        three = derivative_precision() == "none"
+        delta = self._delta_of_entropy(x, target, self.ones(len(x)), self._one, three=three)
+        entropies.cross_entropy(x, target, share, losses=losses, delta=delta)
+        self._known.remember(delta.values, halves=delta.halves, bound=delta.halves.bound)
+        return losses, delta.values
+
+    def cross_entropy_backward(
+        self, x: Tensor, target: Tensor, share: float, factors: Tensor
+    ) -> Tensor:
         """The derivative towards x, with a factor for each row; torch has five kernels for that."""
         self._all_settled(x, factors)
-        x, target, out = x.detach(), target.detach(), torch.empty_like(x)
-        factors = factors.detach().contiguous()
-        bound, largest = self._pending.bound_of(target), self._bounds.some()
+        x, target, factors = x.detach(), target.detach(), factors.detach().contiguous()
+        largest = self._bounds.some()
         halves.find_bound(factors.unsqueeze(0), largest)
-        made = halves.split(
-            x,
-            bound,
-            kernels.ENTROPY_BACKWARD,
-            target,
-            out,
-            three=self._three,
-            factors=(factors, largest),
-        )
-        self._known.remember(out, halves=made, bound=made.bound)
-        return out
+        delta = self._delta_of_entropy(x, target, factors, largest, three=self._three)
+        entropies.cross_entropy(x, target, share, delta=delta)
+        self._known.remember(delta.values, halves=delta.halves, bound=delta.halves.bound)
+        return delta.values
+
+    def at_its_turn(self, delta: Tensor) -> Tensor:
+        """The derivative that was made with its cross entropy, when it is asked for.
+
+        What is made of it may begin now (`when_made`), and no earlier: memory for that is new.
+        """
+        made: Halves | None = self._known.recall(delta, "halves")
+        if made is not None:
+            self._known.remember(delta, halves=made, bound=made.bound)
+        return delta
+
+    def ones(self, count: int) -> Tensor:
+        """So many of them [count], which no kernel has to fill, and `are_ones` knows."""
+        return self._one.view(torch.float32).expand(count)
+
+    def are_ones(self, x: Tensor) -> bool:
+        """Whether these are known to be `ones`."""
+        return x.data_ptr() == self._one.data_ptr() and x.stride() == (0,)
+
+    def _delta_of_entropy(
+        self, x: Tensor, target: Tensor, factors: Tensor, bound: Tensor, *, three: bool
+    ) -> Delta:
+        """Room for a derivative, given the bound of its factors."""
+        room = halves.empty_halves(x, *x.shape, three=three, bound=torch.empty_like(bound))
+        of_target = self._pending.bound_of(target)
+        return Delta(torch.empty_like(x), room, factors, bound, of_target)
 
     # Products -------------------------------------------------------------------------------
 
@@ -370,6 +488,10 @@ class TensorCoreProducts(TorchDispatchMode):
         product = Product(of_a, of_b, a_along, b_along, three, bias)
         return self._pending.wait(product) if waits else halves.product(product, out=out)
 
+    def _find_bound(self, rows: Tensor) -> None:
+        """Have it known, and no more: whoever has use for it waits for it then."""
+        self._pending.bound_of(rows)
+
     @property
     def _three(self) -> bool:
         """Whether products have the digits of float32 now."""
@@ -396,7 +518,7 @@ class TensorCoreProducts(TorchDispatchMode):
         if not self._is_ours(rows) or rows.dim() != 2 or rows.stride(1) != 1:
             return False
         count, size = rows.shape
-        return count <= MOST_ROWS and LEAST_COLUMNS <= size <= halves.LARGEST
+        return count <= basis_vectors.MOST_ROWS and LEAST_COLUMNS <= size <= halves.LARGEST
 
     def _is_combination(self, a: Tensor, x: Tensor) -> bool:
         """Whether a [n, count] times x is a sum of a few long rows."""
@@ -407,6 +529,10 @@ class TensorCoreProducts(TorchDispatchMode):
         """Whether y is a vector like that sum."""
         fits = self._is_ours(y) and y.shape == a.shape[:1] and y.is_contiguous()
         return fits and self._is_combination(a, x)
+
+    def _are_like(self, y: Tensor, *others: Tensor) -> bool:
+        """Whether these are vectors like y, which is one of ours."""
+        return all(self._is_ours(x) and x.shape == y.shape and x.is_contiguous() for x in others)
 
 
 def _rows_of(x: Tensor) -> Tensor:
@@ -419,6 +545,12 @@ def _tensors_in(given: Any) -> Iterator[Tensor]:
     elif isinstance(given, tuple | list | dict):
         for part in given.values() if isinstance(given, dict) else given:
             yield from _tensors_in(part)
+
+
+def _is_transpose(b: Tensor, a: Tensor) -> bool:
+    """Whether it is a itself, transposed."""
+    turned = b.shape == a.shape[::-1] and b.stride() == a.stride()[::-1]
+    return turned and b.data_ptr() == a.data_ptr()
 
 
 def _has_rows(x: Tensor) -> bool:

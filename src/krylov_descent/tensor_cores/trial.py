@@ -10,10 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from krylov_descent.tensor_cores import chains, foresight, halves, kernels, vectors
+from krylov_descent.tensor_cores import (
+    basis_vectors,
+    chains,
+    entropies,
+    foresight,
+    halves,
+    kernels,
+    vectors,
+)
 from krylov_descent.tensor_cores.chains import Stage
+from krylov_descent.tensor_cores.entropies import Delta
 from krylov_descent.tensor_cores.foresight import Foresight
 from krylov_descent.tensor_cores.halves import Function, Halves, Product
+from krylov_descent.tensor_cores.knowledge import Bounds
+from krylov_descent.tensor_cores.vectors import Sum
 
 # Of a product of 100 numbers, with the digits of float32 and of tf32.
 TOLERANCES = {True: 1e-6, False: 1e-3}
@@ -32,7 +43,7 @@ CHAINS = (
     (kernels.MULTIPLE, True),
     (kernels.MULTIPLE, False),
 )
-KINDS = (*range(kernels.RELU_BACKWARD + 1), kernels.ENTROPY_BACKWARD)
+KINDS = range(kernels.RELU_BACKWARD + 1)
 THREADS = 16
 
 
@@ -67,29 +78,49 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
                     yield partial(_make, replace(product, b=_less_a_column(b, along[1])), kind)
         for kind, b_along in CHAINS:
             yield partial(_make_chain, _nothing((64, 64), device), kind, b_along, three)
+    yield partial(Bounds, device)
     bound = torch.zeros(1, dtype=torch.int32, device=device)
     for columns in (4 * halves.NARROW, 4 * halves.NARROW - 1, halves.NARROW):
         x = torch.ones(64, columns, dtype=torch.float32, device=device)
         yield partial(halves.find_bound, x, bound)
         for kind in KINDS:
-            given = bound, kind, x, torch.empty_like(x)
-            yield partial(halves.split, x, *given, factors=(x[:, 0], bound))
+            yield partial(halves.split, x, bound, kind, x, torch.empty_like(x))
         # A piece of a vector, which begins anywhere.
         piece = x.new_ones(1 + x.numel())[1:].view_as(x)
         yield partial(halves.find_bound, piece, bound)
         yield partial(halves.split, piece, bound)
     rows = torch.zeros(2, halves.BLOCK, dtype=torch.float32, device=device)
-    yield partial(vectors.combine, rows, rows[0, :2])
-    yield partial(vectors.project, rows, rows[0])
-    yield partial(vectors.scale_and_add, rows[0], rows[0, :1], rows[1], 0.0)
-    yield partial(vectors.scale_of_length, rows[0, 0], 1.0, rows[0, 0], rows[1, :1])
+    yield from _basis(rows)
+    yield partial(vectors.scale_and_add, Sum(rows[0], rows[0, :1], rows[1], 0.0))
     for squares, samples in itertools.product((True, False), (2, 100 * halves.BLOCK)):
         x = rows.new_zeros(samples, 2)
         yield partial(vectors.sum_columns, x, squares=squares)
     yield partial(halves.square, _nothing((64, 64), device), bound)
-    yield partial(vectors.cross_entropy, rows, rows, bound)
+    for x in (rows, rows.view(-1)[:-2].view(2, -1)):
+        yield from _entropies(x, bound)
     for count in (foresight.LEAST, foresight.MOST):
         yield partial(_look_ahead, count, device)
+
+
+def _basis(rows: Tensor) -> Iterator[Callable[[], object]]:
+    """What is done with rows of a basis, which stay as they are."""
+    few, number, vector = rows[0, : len(rows)], rows[0, 0], torch.empty_like(rows[0])
+    yield partial(basis_vectors.combine, rows, few)
+    yield partial(basis_vectors.subtract_rows, vector, None, rows, few, rows[0])
+    yield partial(basis_vectors.project, rows, rows[0])
+    yield partial(basis_vectors.project, rows.new_zeros(3, rows.shape[1]), rows[0])
+    yield partial(basis_vectors.gram, rows)
+    yield partial(basis_vectors.scale_of_length, number, 1.0, number, vector[:1])
+    scale_of_remainder = partial(basis_vectors.scale_of_remainder, rows[0], few, few[1:], 1.0)
+    yield partial(scale_of_remainder, vector[: len(few)], vector[:1])
+
+
+def _entropies(x: Tensor, bound: Tensor) -> Iterator[Callable[[], object]]:
+    """Losses, their derivative, and both."""
+    room = halves.empty_halves(x, *x.shape, three=True, bound=torch.empty_like(bound))
+    losses, delta = torch.empty_like(x[:, 0]), Delta(torch.empty_like(x), room, x[0], bound, bound)
+    for wanted in ({"losses": losses}, {"delta": delta}, {"losses": losses, "delta": delta}):
+        yield partial(entropies.cross_entropy, x, x, **wanted)
 
 
 def _look_ahead(rows: int, device: torch.device) -> None:

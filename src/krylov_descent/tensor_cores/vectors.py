@@ -1,79 +1,42 @@
-"""Long vectors, and sums over rows and columns: what a step has besides products of matrices."""
+"""Sums of vectors, and over rows of matrices: what a step has besides products of matrices."""
 
-import torch
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from krylov_descent.tensor_cores import vector_kernels as kernels
-from krylov_descent.tensor_cores.launching import SHORT, launch, multiprocessors, or_else
+from krylov_descent.tensor_cores.launching import SHORT, launch, multiprocessors
 
-# Rows and columns of a basis that are multiplied with a vector at a time.
-SPAN = (8, 1024)
-# Numbers of float32 that memory gives at once.
-LINE = 32
 # Rows and columns of a matrix whose rows are summed up at a time.
 STRIP = (32, 128)
-# The most parts that these are done in, and how many sums of so many are made at a time.
-PARTS, FEWER_PARTS, FEW = 512, 64, 8
+# The most parts that sums are made in, or fewer, and how many sums of them are made at a time.
+PARTS, FEWER_PARTS = 1024, 64
+SUMS, MORE_SUMS = 8, 64
 # So many numbers of a row are summed up side by side.
 ROW = 1024
 
 
-def combine(
-    rows: Tensor, coefficients: Tensor, start: Tensor | None = None, sign: int = 1
-) -> Tensor:
-    """Σ_k coefficients[k] rows[k, :], a vector [n]; or the start and that.
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """x · scale + factor · other, which is to be in the place of x.
 
-    Args:
-        rows: [count, n], which may have gaps between them.
-        coefficients: [count].
-        start: [n].
-        sign: of the sum, where it is added to the start.
+    Attributes:
+        x: [n].
+        scale: a number on the GPU.
+        other: [n].
+        factor: a number.
     """
-    out = rows.new_empty(rows.shape[1])
-    return add_combination(rows, coefficients, start, sign, out)
+
+    x: Tensor
+    scale: Tensor
+    other: Tensor
+    factor: float
 
 
-def add_combination(
-    rows: Tensor, coefficients: Tensor, start: Tensor | None, sign: int, out: Tensor
-) -> Tensor:
-    """The same, written to a place, which may be the start."""
-    count, size = rows.shape
-    used = 0 if start is None else sign
-    args = rows, coefficients, or_else(start, out), out, size, count, rows.stride(0), used
-    launch(kernels.combine, (-(-size // SHORT), 1), args, (SHORT,))
-    return out
-
-
-def scale_and_add(x: Tensor, scale: Tensor, other: Tensor, factor: float) -> None:
-    """x · scale + factor · other in place of x [n], for a scale on the GPU."""
-    args = x, scale, other, x.numel(), factor
-    launch(kernels.scale_and_add, (-(-x.numel() // SHORT), 1), args, (SHORT,))
-
-
-def scale_of_length(squared: Tensor, least: float, before: Tensor, place: Tensor) -> Tensor:
-    """1 / √squared, and the square at its place; zero where it is not above least · before."""
-    scale = torch.empty_like(squared)
-    launch(kernels.scale_of_length, (1, 1), (squared, before, place, scale, least), ())
-    return scale
-
-
-def project(rows: Tensor, vector: Tensor) -> Tensor:
-    """Σ_c rows[k, c] vector[c] for each row [count].
-
-    Args:
-        rows: [count, n], which may have gaps between them.
-        vector: [n].
-    """
-    count, size = rows.shape
-    programs = min(2 * multiprocessors(rows.get_device()), PARTS)
-    # All have the same to read, if the last time less than they could.
-    span = -(-size // programs // LINE) * LINE
-    programs = -(-size // span)
-    parts, out = rows.new_empty(programs, count), rows.new_empty(count)
-    args = rows, vector, parts, size, count, rows.stride(0), span
-    launch(kernels.project, (programs, 1), args, SPAN, num_warps=8)
-    _add_up_parts(parts, out)
-    return out
+def scale_and_add(made: Sum) -> None:
+    """Write it there."""
+    args = made.x, made.scale, made.other, made.x.numel(), made.factor
+    launch(kernels.scale_and_add, (-(-made.x.numel() // SHORT), 1), args, (SHORT,))
 
 
 def sum_columns(x: Tensor, *, squares: bool, out: Tensor | None = None) -> Tensor:
@@ -96,34 +59,26 @@ def sum_columns(x: Tensor, *, squares: bool, out: Tensor | None = None) -> Tenso
     args = x, parts, rows, columns, span
     launch(kernels.sum_columns, (blocks, programs), args, (squares, deep, wide))
     if programs > 1:
-        _add_up_parts(parts, out)
+        add_up_parts(parts, out)
     return out
 
 
-def _add_up_parts(parts: Tensor, out: Tensor) -> None:
-    """out [count] = Σ parts [programs, count]."""
+def add_up_parts(parts: Tensor, out: Tensor, *, symmetric: bool = False) -> None:
+    """out, of count numbers, = Σ parts [programs, count].
+
+    Args:
+        parts: [programs, count].
+        out: [count], or a matrix.
+        symmetric: whether it is a symmetric matrix, of which parts have the lower triangle alone.
+    """
     programs, count = parts.shape
     # Two kinds are compiled, and no more.
-    most, few = (FEWER_PARTS, PARTS // FEW) if programs <= FEWER_PARTS else (PARTS, FEW)
-    args = parts, out, programs, count
-    launch(kernels.add_up_parts, (-(-count // few), 1), args, (most, few))
+    most, sums = (FEWER_PARTS, MORE_SUMS) if programs <= FEWER_PARTS else (PARTS, SUMS)
+    args = parts, out, programs, count, len(out) if symmetric else 0
+    launch(kernels.add_up_parts, (-(-count // sums), 1), args, (most, sums), num_warps=8)
 
 
 def move(source: Tensor, target: Tensor) -> None:
     """Copy a few numbers; one of both is in the host's memory, and pinned."""
     size = source.numel()
     launch(kernels.move, (-(-size // ROW), 1), (source, target, size), (ROW,))
-
-
-def cross_entropy(x: Tensor, target: Tensor, bound: Tensor) -> Tensor:
-    """Of each row [rows, columns], between the sigmoid and a target; both without gaps.
-
-    Args:
-        x: before the sigmoid.
-        target: like it.
-        bound: to be raised to that of the targets [1].
-    """
-    rows, columns = x.shape
-    out = x.new_empty(rows)
-    launch(kernels.cross_entropy, (rows, 1), (x, target, out, bound, columns), (ROW,))
-    return out
