@@ -13,7 +13,7 @@ from krylov_descent.preconditioner import Diagonal, Identity, Metric
 from krylov_descent.subspace import fill_slots
 from krylov_descent.tensor_cores import entry
 from tests.subspaces import Dear
-from tests.test_tensor_cores import drawn, error, needs_tensor_cores, products
+from tests.test_tensor_cores import drawn, error, launches, needs_tensor_cores, products
 
 __all__ = ["needs_tensor_cores", "products"]  # fixtures
 
@@ -26,19 +26,7 @@ NAN, INFINITY = float("nan"), float("inf")
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels for vectors that are launched, by name."""
-    names: list[str] = []
-
-    def counting(launch: Callable[..., None]) -> Callable[..., None]:
-        def counted(kernel: Any, *args: Any, **options: Any) -> None:
-            names.append(kernel.__name__)
-            launch(kernel, *args, **options)
-
-        return counted
-
-    for module in ("basis_vectors", "vectors"):
-        where = pytest.importorskip(f"krylov_descent.tensor_cores.{module}")
-        monkeypatch.setattr(where, "launch", counting(where.launch))
-    return names
+    return launches(monkeypatch, "basis_vectors", "vectors")
 
 
 def with_gaps(count: int, seed: int = 0) -> Tensor:

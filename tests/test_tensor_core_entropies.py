@@ -19,7 +19,7 @@ from krylov_descent.precision import SETTINGS, derivatives_in_tf32, forward_prec
 from krylov_descent.recordings import Aliased
 from krylov_descent.tensor_cores import entry
 from krylov_descent.tensor_cores.cross_entropy import ones_for, sample_cross_entropy
-from tests.test_tensor_cores import needs_tensor_cores, products
+from tests.test_tensor_cores import launches, needs_tensor_cores, products
 
 __all__ = ["needs_tensor_cores", "products"]  # fixtures
 
@@ -33,19 +33,7 @@ NAN, INFINITY = float("nan"), float("inf")
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels of ours that are launched, by name."""
-    names: list[str] = []
-
-    def counting(launch: Callable[..., None]) -> Callable[..., None]:
-        def counted(kernel: Any, *args: Any, **options: Any) -> None:
-            names.append(kernel.__name__)
-            launch(kernel, *args, **options)
-
-        return counted
-
-    for name in ("chains", "entropies", "halves", "knowledge", "vectors"):
-        module = pytest.importorskip(f"krylov_descent.tensor_cores.{name}")
-        monkeypatch.setattr(module, "launch", counting(module.launch))
-    return names
+    return launches(monkeypatch, "chains", "entropies", "halves", "knowledge", "vectors")
 
 
 @pytest.fixture

@@ -41,6 +41,23 @@ def products(needs_tensor_cores: None) -> Iterator[Any]:
         yield found
 
 
+def launches(monkeypatch: pytest.MonkeyPatch, *modules: str) -> list[str]:
+    """The kernels that these modules of `tensor_cores` launch from now on, by name."""
+    names: list[str] = []
+
+    def counting(launch: Callable[..., None]) -> Callable[..., None]:
+        def counted(kernel: Any, *args: Any, **options: Any) -> None:
+            names.append(kernel.__name__)
+            launch(kernel, *args, **options)
+
+        return counted
+
+    for name in modules:
+        module = pytest.importorskip(f"krylov_descent.tensor_cores.{name}")
+        monkeypatch.setattr(module, "launch", counting(module.launch))
+    return names
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether there were three, for each product that ran on tensor cores."""

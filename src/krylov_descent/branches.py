@@ -140,7 +140,10 @@ def moment() -> Moment:
 
 
 def join() -> None:
-    """Wait for all jobs that were begun."""
+    """Wait for all jobs that were begun.
+
+    Not within a job, where one beside it needs them, too: it would not wait any more.
+    """
     for branch in _known.open:
         torch.cuda.current_stream().wait_stream(branch)
     _known.open.clear()

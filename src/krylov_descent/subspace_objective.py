@@ -103,7 +103,8 @@ class ObjectiveAround:
         predicted_decrease = float(gradient @ gradient) / 2
         if not 0 < noise < predicted_decrease:
             again = self._noise_along(self.direction(gradient))
-            noise = float(np.fmin(noise or math.inf, again))  # NaN only if both are
+            # Of what tells something: zero does not, and NaN is left only if both are.
+            noise = float(np.fmin(noise or math.inf, again or math.inf))
         if math.isfinite(noise):
             return noise
         # There is no neighbourhood to look at: rounding of the last operation alone.
