@@ -180,7 +180,7 @@ def test_a_new_recording_is_no_witness_for_older_ones() -> None:
 
 def test_samples_are_alone_where_nothing_is_known_to_mix_them() -> None:
     def alone(model: nn.Module) -> bool:
-        return Objective(model, nn.MSELoss()).network.has_samples_alone
+        return Objective(model, nn.MSELoss()).network.is_plain
 
     assert alone(nn.Sequential(nn.Linear(5, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 3))))
     assert alone(nn.Linear(5, 3))

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from krylov_descent import KSD, LBFGS, HessianFree, KroneckerFactors, NonlinearCG, Objective
 from krylov_descent.batches import Batch
 from krylov_descent.curvature import Curvature, CurvatureKind
-from krylov_descent.network import Network
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.preconditioner import FisherDiagonal
 from krylov_descent.sums import Evaluation
@@ -121,31 +120,6 @@ def test_what_the_first_step_records_serves_those_that_follow() -> None:
         held = optimizer.objective.recordings._held
         bases.append(next(held[name][1] for name in held if name.startswith("basis")))
     assert all(basis is bases[0] for basis in bases)
-
-
-def test_where_a_rehearsal_is_not_enough_the_part_itself_is_run_first() -> None:
-    """As if a library had to set itself up for a size that the rehearsal does not have."""
-    objective, (inputs, targets) = Objective(small_net(), nn.CrossEntropyLoss()), samples()
-    ran = []
-
-    def part(network: Network, batch: Batch) -> Tensor:
-        losses = network.sample_losses(batch, eager=True).detach()
-        recording = torch.cuda.is_current_stream_capturing()
-        if recording and "before" not in ran:
-            raise RuntimeError("not set up")
-        ran.append("recorded" if recording else "before")
-        return losses
-
-    batch = Batch(inputs, targets, len(inputs))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        recording = objective.recordings.load(
-            "part", part, batch, rehearsal=lambda network, batch: ran.append("rehearsal")
-        )
-    assert ran == ["rehearsal", "before", "recorded"]
-    assert recording is not None
-    expected = objective.network.sample_losses(batch)
-    torch.testing.assert_close(recording(), expected.detach())
 
 
 def test_a_compiled_model_stays_compiled_where_its_gradient_is_taken() -> None:

@@ -8,7 +8,7 @@ goes on; `begin` lets that go on at once, up to where something that they make i
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -153,8 +153,23 @@ def join() -> None:
 def all_joined() -> Iterator[None]:
     """For the time of a recording; in the end all that was begun is waited for."""
     _known.open.clear()  # of a recording that failed
-    yield
+    try:
+        yield
+    except BaseException:
+        # Also by one that fails: what is left open would be held for good.
+        with suppress(RuntimeError):  # which CUDA may have ended already
+            _join_all()
+        raise
     join()
+
+
+def _join_all() -> None:
+    current = torch.cuda.current_stream()
+    for branch in (*_branches(), *_own_branches()):
+        with torch.cuda.stream(branch):
+            recorded = torch.cuda.is_current_stream_capturing()
+        if recorded:
+            current.wait_stream(branch)
 
 
 def _on_branches(

@@ -6,6 +6,7 @@ parameters in place. What repeats in it may be recorded by itself and inserted (
 
 import functools
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from krylov_descent.branches import all_joined
 from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.insertions import insert
 from krylov_descent.network import Network
-from krylov_descent.tensor_cores.entry import tensor_core_products
+from krylov_descent.tensor_cores.entry import possible, tensor_core_products
+from krylov_descent.tensor_cores.launching import loaded_kernels_alone
 
 # Parameters of a model from which on products on tensor cores are worth loading kernels for: of
 # Linear layers with plain functions between them, and of others, where few products are large.
@@ -32,6 +34,13 @@ Result = TypeVar("Result")
 Part = Callable[..., Any]
 
 
+def is_on_tensor_cores(network: Network) -> bool:
+    """Whether recordings of a network have all of its products on tensor cores."""
+    parameters = network.parameters
+    large = parameters.numel >= SMALLEST_STACK
+    return large and network.is_stack and possible(parameters.device)
+
+
 class Recording:
     """A part of a step, and the tensors that it reads.
 
@@ -41,8 +50,8 @@ class Recording:
         batch: of samples; the part's own, or another recording's.
         given: other tensors, likewise.
         rehearsal: the part, or a short form of it.
-        inserted: what makes the `Inserted` of the part, called as that is, and given to it; None
-            where it has none.
+        held: what the part has of its own, made before it is recorded: called as the part is, and
+            given to it as `held`. None where it has nothing.
 
     Attributes:
         batch: as given.
@@ -58,13 +67,12 @@ class Recording:
         batch: Batch,
         given: tuple[Tensor, ...],
         rehearsal: Part,
-        inserted: Part | None = None,
+        held: Part | None = None,
     ) -> None:
         self.batch, self.given = batch, given
-        # Held, for the memory that they read and write.
-        self._inserted = {} if inserted is None else {"inserted": inserted(network, batch, *given)}
+        self._held = {} if held is None else {"held": held(network, batch, *given)}
         whole, short = (
-            partial(form, network, batch, *given, **self._inserted) for form in (part, rehearsal)
+            partial(form, network, batch, *given, **self._held) for form in (part, rehearsal)
         )
         found = None
         try:
@@ -227,7 +235,7 @@ def _record(
     after: _Recorded[Any] | None = None,
     kept: bool = False,
 ) -> _Recorded[Result]:
-    """Record a function, after a rehearsal in which libraries set themselves up.
+    """Record a function; after a rehearsal where something may have to set itself up.
 
     Args:
         network: that the function is about.
@@ -243,17 +251,21 @@ def _record(
     if network.parameters.numel >= (SMALLEST_STACK if stack else SMALLEST_OTHER):
         products = partial(tensor_core_products, device, before, sparing=not stack)
     current, side = torch.cuda.current_stream(), _recording_stream(torch.cuda.current_device())
+    capture = partial(_captured, function, products, side, pool, kept)
     side.wait_stream(current)
+    if network.is_plain and is_on_tensor_cores(network):
+        # All that may be missing is a kernel, which says so.
+        with suppress(RuntimeError), loaded_kernels_alone():
+            return capture()
     with torch.cuda.stream(side), products():
         rehearsal()
     current.wait_stream(side)
     try:
-        graph, result, known = _captured(function, products, side, pool, kept)
+        return capture()
     except torch.OutOfMemoryError:
         # What torch keeps for later is of no use to a recording, which has memory of its own.
         torch.cuda.empty_cache()
-        graph, result, known = _captured(function, products, side, pool, kept)
-    return _Recorded(graph, result, known)
+        return capture()
 
 
 @contextmanager
@@ -271,13 +283,27 @@ def _nothing_collected() -> Iterator[None]:
             gc.enable()
 
 
+def _give_up(graph: torch.cuda.CUDAGraph) -> None:
+    """End a recording that failed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there may be nothing in it
+            graph.capture_end()
+    except RuntimeError:
+        # CUDA had ended it, and torch's random numbers still wait for an end: that of another one.
+        other = torch.cuda.CUDAGraph()
+        other.capture_begin(capture_error_mode="thread_local")
+        torch.zeros(1, device="cuda")
+        other.capture_end()
+
+
 def _captured(
     function: Callable[[], Result],
     products: Callable[[], AbstractContextManager[Any]],
     side: torch.cuda.Stream,
     pool: Any,
     kept: bool,
-) -> tuple[torch.cuda.CUDAGraph, Result, Any]:
+) -> _Recorded[Result]:
     """What `torch.cuda.graph` does, but for giving back all memory that is not in use.
 
     That took a fifth of a second, as long as to record a small part.
@@ -290,8 +316,7 @@ def _captured(
             with products() as known, all_joined():
                 result = function()
         except BaseException:
-            with suppress(RuntimeError):  # that it failed is known
-                graph.capture_end()
+            _give_up(graph)
             raise
         graph.capture_end()
-    return graph, result, known
+    return _Recorded(graph, result, known)

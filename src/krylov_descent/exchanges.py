@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from krylov_descent.bfgs import Trying, Vector
-from krylov_descent.tensor_cores.entry import under_way
 from krylov_descent.tensor_cores.transfers import brought, fetched
 
 
@@ -91,14 +90,15 @@ class OnePlace:
         raise NotImplementedError
 
 
-def exchange_for(rows: int, like: Tensor) -> Exchange:
-    """What a recording that is made now has for its numbers.
+def exchange_for(rows: int, like: Tensor, *, tensor_cores: bool) -> Exchange:
+    """What a recording has for its numbers.
 
     Args:
         rows: of the basis.
         like: a tensor in the dtype of the coefficients, on the GPU.
+        tensor_cores: whether it is made for them.
     """
-    if under_way() is not None and like.dtype is torch.float32:
+    if tensor_cores and like.dtype is torch.float32:
         from krylov_descent.tensor_cores.foresight import MOST, Foresight  # needs Triton
 
         if rows <= MOST:

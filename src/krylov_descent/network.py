@@ -72,13 +72,18 @@ class Network:
         return self._forward is _default_forward and all(type(m) in STACK for m in leaves)
 
     @property
-    def has_samples_alone(self) -> bool:
-        """Whether it is plain that a sample's loss does not depend on the others of its batch."""
+    def is_plain(self) -> bool:
+        """Whether it is known as a whole: a Sequential stack with one of torch's losses, no hooks.
+
+        So no sample's loss depends on the others of its batch, and no forward pass leaves anything
+        behind for the next one.
+        """
         modules = list(self.eager.modules())
         containers = (m for m in modules if any(True for _ in m.children()))
         plain = all(type(m) is nn.Sequential for m in containers)
         hooks = any(m._forward_hooks or m._forward_pre_hooks for m in modules)
-        return plain and self.is_stack and self.loss.known and not hooks
+        known = self.is_stack and self.loss.known and self.model is self.eager
+        return plain and known and not hooks
 
     def refresh(self, groups: list[dict[str, Any]]) -> bool:
         """Look again at what requires a gradient and at weight decay; True if that changed."""

@@ -8,8 +8,10 @@ noise*, 2011).
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,7 +94,10 @@ def error_sums(values: Tensor) -> Tensor:
     value is not. Sums over parts of the samples add up.
     """
     # Differences of neighbouring float64 numbers are exact, so this adds no rounding of its own.
-    errors = _whitening(len(values), values.device) @ values.diff(n=ORDER, dim=0)  # [p − 3, N]
+    differences = list(values.diff(n=ORDER, dim=0))
+    # Row by row, with numbers of the host: a matrix would be copied, which cannot be recorded.
+    rows = [list(map(operator.mul, differences, row)) for row in _whitening(len(values))]
+    errors = torch.stack([sum(others, start=first) for first, *others in rows])  # [p − 3, N]
     return torch.cat([errors.norm().square().reshape(1), errors.sum(dim=1)])
 
 
@@ -103,11 +108,11 @@ def noise_from(sums: Tensor) -> float:
 
 
 @functools.cache
-def _whitening(points: int, device: torch.device) -> Tensor:
+def _whitening(points: int) -> list[list[float]]:
     """Makes overlapping differences uncorrelated, each with the variance of one value.
 
     [p − 3, p − 3]. For four points it divides by √20, where 20 = 1² + 3² + 3² + 1².
     """
-    operator = torch.eye(points, dtype=torch.float64).diff(n=ORDER, dim=0)  # [p − 3, p]
-    inverse: Tensor = torch.linalg.inv(torch.linalg.cholesky(operator @ operator.T))
-    return inverse.to(device)
+    difference = np.diff(np.eye(points), n=ORDER, axis=0)  # [p − 3, p]
+    rows: list[list[float]] = np.linalg.inv(np.linalg.cholesky(difference @ difference.T)).tolist()
+    return rows

@@ -88,15 +88,15 @@ def _replay(
         gradient: Tensor,
         scale: Tensor,
         *previous_steps: Tensor,
-        inserted: _Repeated | None = None,
+        held: _Repeated | None = None,
     ) -> Tensor:
         """The first of the previous steps join, so many of them."""
         joined = list(previous_steps[:joining])
         metric: Metric = preconditioner
-        if inserted is None:
+        if held is None:
             products = product.over(network, batch, scale)
         else:
-            products, metric = inserted.prepare(), inserted.metric
+            products, metric = held.prepare(), held.metric
         return fill_slots(rows, products, metric, gradient, joined)
 
     def repeated(
@@ -118,7 +118,7 @@ def _replay(
         *previous_steps,
         fixed=(slots, *preconditioner.tensors),
         rehearsal=partial(build, slots[:short_rows], short_joining),
-        inserted=repeated if can_insert() and not isinstance(preconditioner, Entrywise) else None,
+        held=repeated if can_insert() and not isinstance(preconditioner, Entrywise) else None,
     )
     if recording is None:
         return None

@@ -87,7 +87,7 @@ def recorded_means(
     found, *squares = side_by_side(following)
     # Where a few samples by themselves would be the same bits, rounding in a larger batch might
     # refute recordings close to a minimum; and in few digits anywhere.
-    alone = under_way() is not None and network.has_samples_alone and network.autocast is None
+    alone = under_way() is not None and network.is_plain and network.autocast is None
     first = losses[:PULSE_SAMPLES] if alone else None
     if into is None:
         return Means(found, [gradient, *squares], first, ())

@@ -12,7 +12,8 @@ decides.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +22,10 @@ from torch import Tensor, nn
 from krylov_descent.batches import Batch, Samples
 from krylov_descent.bfgs import Vector
 from krylov_descent.branches import begin, side_by_side
-from krylov_descent.cuda_graphs import Part, Recording
+from krylov_descent.cuda_graphs import Recording, is_on_tensor_cores
 from krylov_descent.exchanges import Ahead, Exchange, exchange_for, write
 from krylov_descent.linear_layers import losses_and_reach
+from krylov_descent.network import Network
 from krylov_descent.noise import NOISE_POINTS, ORDER, error_sums, noise_steps
 from krylov_descent.objective import Objective
 from krylov_descent.on_the_way import Arriving, OnTheWay, placed
@@ -65,13 +67,25 @@ def launched_objective(
         normaliser = placed(found, theta.device)
         arriving, step_before = OnTheWay(normaliser), previous()
     given = (theta, normaliser, step_before)
+
+    def exchange(network: Aliased, *_: Any) -> Exchange:
+        return exchange_for(len(slots), slots, tensor_cores=is_on_tensor_cores(network))
+
     evaluation = recordings.load(
-        EVALUATION, _evaluation(slots), batch, *given, fixed=(slots,), since=since
+        EVALUATION,
+        partial(_evaluate, slots),
+        batch,
+        *given,
+        fixed=(slots,),
+        held=exchange,
+        since=since,
     )
     if evaluation is None:
         return None
-    noise = recordings.beside(evaluation, NOISE, _error_sums(objective))
-    step = recordings.beside(evaluation, STEP, _step(slots), fixed=(slots,))
+    errors = partial(_error_sums_at_points, objective)
+    noise = recordings.beside(evaluation, NOISE, errors, held=_sums_on_host)
+    taking, to_take = partial(_take, slots), partial(_numbers_to_take, slots)
+    step = recordings.beside(evaluation, STEP, taking, fixed=(slots,), held=to_take)
     return RecordedObjective(
         objective, evaluation, noise, step, samples=batch.size, normaliser=arriving
     )
@@ -232,86 +246,95 @@ def _is_close(found: Vector, coefficients: Vector) -> bool:
     return bool(difference < CLOSE * np.abs(coefficients).max())  # which infinity is not
 
 
-def _on_host(count: int, dtype: torch.dtype) -> Callable[[], Tensor]:
-    """Where so many numbers are fetched from, or brought to.
-
-    Made when it is first asked for, before the recording, and held by it.
-    """
-    return cache(lambda: torch.zeros(count, dtype=dtype, pin_memory=True))
-
-
-def _evaluation(slots: Tensor) -> Part:
-    """An evaluation, for a recording; it gives where it has its numbers from and brings them to."""
-    # Made when it is first asked for, before the recording, and held by it.
-    exchange_of_numbers = cache(partial(exchange_for, len(slots), slots))
-
-    def evaluate(
-        network: Aliased, batch: Batch, theta: Tensor, normaliser: Tensor, _: Tensor
-    ) -> Exchange:
-        # Copies are part of the recording: each would be a launch of its own.
-        exchange, parameters = exchange_of_numbers(), network.parameters
-        point = torch.addmv(theta, slots.t(), exchange.coefficients())
-        here = network if under_way() is None else network.at(point)
-        if here is network:  # torch's kernels want parameters that begin evenly
-            parameters.assign(point)
-        losses, reach = losses_and_reach(here, batch)
-        jobs: list[Callable[[], Tensor]] = [
-            partial(_mean, losses.detach(), normaliser, here.parameters),
-            lambda: normaliser.reciprocal().to(theta.dtype),
-        ]
-        value, scale = begin(jobs)  # beside the backward pass, behind which they are waited for
-        gradients = reach.gradients(losses)
-        # In one dtype, and of whole vectors: other kernels take two to five times as long.
-        gradient = parameters.scale_and_add_decay(parameters.flatten(gradients), scale, point)
-        exchange.bring(value, torch.mv(slots, gradient))
-        return exchange
-
-    return evaluate
+def _evaluate(
+    slots: Tensor,
+    network: Aliased,
+    batch: Batch,
+    theta: Tensor,
+    normaliser: Tensor,
+    _: Tensor,
+    *,
+    held: Exchange,
+) -> Exchange:
+    """An evaluation, for a recording; gives where it has its numbers from and brings them to."""
+    # Copies are part of the recording: each would be a launch of its own.
+    parameters = network.parameters
+    point = torch.addmv(theta, slots.t(), held.coefficients())
+    here = network if under_way() is None else network.at(point)
+    if here is network:  # torch's kernels want parameters that begin evenly
+        parameters.assign(point)
+    losses, reach = losses_and_reach(here, batch)
+    jobs: list[Callable[[], Tensor]] = [
+        partial(_mean, losses.detach(), normaliser, here.parameters),
+        lambda: normaliser.reciprocal().to(theta.dtype),
+    ]
+    value, scale = begin(jobs)  # beside the backward pass, behind which they are waited for
+    gradients = reach.gradients(losses)
+    # In one dtype, and of whole vectors: other kernels take two to five times as long.
+    gradient = parameters.scale_and_add_decay(parameters.flatten(gradients), scale, point)
+    held.bring(value, torch.mv(slots, gradient))
+    return held
 
 
 def _mean(losses: Tensor, normaliser: Tensor, parameters: FlatParameters) -> Tensor:
     return losses.sum(dtype=torch.float64) / normaliser + parameters.decay_term()
 
 
-def _error_sums(objective: Objective) -> Part:
-    """Forward passes along the previous step, for a recording, and what noise is told from."""
-    sums_on_host = _on_host(1 + NOISE_POINTS - ORDER, torch.float64)
+def _error_sums_at_points(
+    objective: Objective,
+    network: Aliased,
+    batch: Batch,
+    theta: Tensor,
+    _: Tensor,
+    previous: Tensor,
+    *,
+    held: Tensor,
+) -> Tensor:
+    """Forward passes along the previous step, for a recording; gives what noise is told from."""
 
-    def error_sums_at_points(
-        network: Aliased, batch: Batch, theta: Tensor, _: Tensor, previous: Tensor
-    ) -> Tensor:
-        sums = sums_on_host()
+    def losses_at(part: float) -> Tensor:
+        point = torch.add(theta, previous, alpha=part)
+        if under_way() is None:
+            return network.losses_at(point, batch).detach().double()
+        return network.at(point).sample_losses(batch, eager=True).detach().double()
 
-        def losses_at(part: float) -> Tensor:
-            point = torch.add(theta, previous, alpha=part)
-            if under_way() is None:
-                return network.losses_at(point, batch).detach().double()
-            return network.at(point).sample_losses(batch, eager=True).detach().double()
-
-        jobs = [partial(losses_at, part) for part in noise_steps(objective.findings.epsilon)]
-        apart = _may_be_side_by_side(objective, batch)
-        with objective.value_mode():
-            losses = side_by_side(jobs) if apart else [job() for job in jobs]
-        brought(error_sums(torch.stack(losses)), sums)
-        return sums
-
-    return error_sums_at_points
+    jobs = [partial(losses_at, part) for part in noise_steps(objective.findings.epsilon)]
+    apart = _may_be_side_by_side(objective, batch)
+    with objective.value_mode():
+        losses = side_by_side(jobs) if apart else [job() for job in jobs]
+    brought(error_sums(torch.stack(losses)), held)
+    return held
 
 
-def _step(slots: Tensor) -> Part:
+def _sums_on_host(network: Aliased, *_: Any) -> Tensor:
+    return _on_host(1 + NOISE_POINTS - ORDER, torch.float64, network)
+
+
+def _take(
+    slots: Tensor,
+    network: Aliased,
+    _batch: Batch,
+    theta: Tensor,
+    *_: Tensor,
+    held: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     """A step, for a recording: θ + Vc into the parameters, and Vc in pieces like them."""
-    coming, going = _on_host(len(slots), slots.dtype), _on_host(1, torch.float64)
+    coefficients, norm = held
+    step = slots.t() @ fetched(coefficients, slots.device)
+    network.parameters.assign(theta + step)
+    brought(step.norm().double().reshape(1), norm)
+    return coefficients, norm[0], network.parameters.pieces(step)
 
-    def take(
-        network: Aliased, _batch: Batch, theta: Tensor, *_: Tensor
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        coefficients, norm = coming(), going()
-        step = slots.t() @ fetched(coefficients, slots.device)
-        network.parameters.assign(theta + step)
-        brought(step.norm().double().reshape(1), norm)
-        return coefficients, norm[0], network.parameters.pieces(step)
 
-    return take
+def _numbers_to_take(slots: Tensor, network: Aliased, *_: Any) -> tuple[Tensor, Tensor]:
+    """Where c is fetched from, and the norm brought to."""
+    return _on_host(len(slots), slots.dtype, network), _on_host(1, torch.float64, network)
+
+
+def _on_host(count: int, dtype: torch.dtype, network: Network) -> Tensor:
+    """Where so many numbers are fetched from, or brought to."""
+    pinned = network.parameters.device.type == "cuda"
+    return torch.zeros(count, dtype=dtype, pin_memory=pinned)
 
 
 def _may_be_side_by_side(objective: Objective, batch: Batch) -> bool:

@@ -238,7 +238,7 @@ class Recordings:
         *given: Tensor,
         fixed: tuple[Tensor, ...] = (),
         rehearsal: Part | None = None,
-        inserted: Part | None = None,
+        held: Part | None = None,
         when_repeated: bool = False,
         where_it_is: bool = False,
         since: torch.cuda.Event | None = None,
@@ -253,8 +253,7 @@ class Recordings:
             fixed: tensors that the part reads where they are.
             rehearsal: a short form of the part with the same kinds of kernels, to be run once
                 before it is recorded, where the part itself would take long.
-            inserted: called as the part is, it records what the part and its short form have
-                several times, and are given as `inserted`.
+            held: what the part and its short form have of their own; see `Recording`.
             when_repeated: record it only when it is asked for a second time in a row for such a
                 batch.
             where_it_is: read the batch there, while it is always in the same place; copies of a
@@ -270,8 +269,8 @@ class Recordings:
 
         def record(network: Network) -> Recording:
             own = tuple(tensor.clone() for tensor in given)
-            held = batch if in_place else batch.map(torch.clone)
-            return Recording(network, part, held, own, rehearsal or part, inserted)
+            read_from = batch if in_place else batch.map(torch.clone)
+            return Recording(network, part, read_from, own, rehearsal or part, held)
 
         key = self._key(batch, given, (*fixed, *read))
         is_new = not self._is_held(name, key)
@@ -285,7 +284,13 @@ class Recordings:
         return recording
 
     def beside(
-        self, other: Recording, name: str, part: Part, *, fixed: tuple[Tensor, ...] = ()
+        self,
+        other: Recording,
+        name: str,
+        part: Part,
+        *,
+        fixed: tuple[Tensor, ...] = (),
+        held: Part | None = None,
     ) -> "Recording | None":
         """The recording of a part that reads what another recording was given, where that has it.
 
@@ -294,11 +299,12 @@ class Recordings:
             name: of the part.
             part: what is recorded, if it was not before; called as the other's is.
             fixed: further tensors that the part reads where they are.
+            held: see `load`.
         """
         batch, given = other.batch, other.given
 
         def record(network: Network) -> Recording:
-            return Recording(network, part, batch, given, part)
+            return Recording(network, part, batch, given, part, held)
 
         if not self._may_be_recorded(name):
             return None

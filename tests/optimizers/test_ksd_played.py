@@ -5,7 +5,7 @@ launched. `test_recordings` has them on a GPU.
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,17 @@ from tests.optimizers.nets import classes, net, noisy_classes, parameters_of
 class Played:
     """What a `Recording` does, without one."""
 
-    def __init__(self, network: Network, part: Part, batch: Batch, given: tuple[Tensor, ...]):
+    def __init__(
+        self,
+        network: Network,
+        part: Part,
+        batch: Batch,
+        given: tuple[Tensor, ...],
+        held: Part | None,
+    ):
         self.batch, self.given = batch, given
-        self.play: Callable[[], Any] = partial(part, network, batch, *given)
+        own = {} if held is None else {"held": held(network, batch, *given)}
+        self.play: Callable[[], Any] = partial(part, network, batch, *given, **own)
         self.result = self.play()
 
     def __call__(self) -> Any:
@@ -57,17 +65,28 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return recording
 
     def load(
-        self: Recordings, name: str, part: Part, batch: Batch, *given: Tensor, **_: Any
+        self: Recordings,
+        name: str,
+        part: Part,
+        batch: Batch,
+        *given: Tensor,
+        held: Part | None = None,
+        **_: Any,
     ) -> Played:
         self._held[name] = ((), None)
         own = tuple(tensor.clone() for tensor in given)
-        return noted(name, Played(self._network, part, batch.map(torch.clone), own))
+        return noted(name, Played(self._network, part, batch.map(torch.clone), own, held))
 
-    def beside(self: Recordings, other: Played, name: str, part: Part, **_: Any) -> Played:
-        return noted(name, Played(self._network, part, other.batch, other.given))
-
-    def on_host(count: int, dtype: torch.dtype) -> Callable[[], Tensor]:
-        return cache(lambda: torch.zeros(count, dtype=dtype))
+    def beside(
+        self: Recordings,
+        other: Played,
+        name: str,
+        part: Part,
+        *,
+        held: Part | None = None,
+        **_: Any,
+    ) -> Played:
+        return noted(name, Played(self._network, part, other.batch, other.given, held))
 
     def room(self: Recordings, rows: int, like: Tensor) -> Tensor:
         # On a CPU the rows that follow one that vanished are not written to.
@@ -89,7 +108,6 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Recordings, "room", room)
     monkeypatch.setattr(Recordings, "load", load)
     monkeypatch.setattr(Recordings, "beside", beside)
-    monkeypatch.setattr(recorded_objective, "_on_host", on_host)
     monkeypatch.setattr(LaunchedSubspace, "there", noted_there)
     monkeypatch.setattr(Arriving, "tensor", noted_tensor)
     return order

@@ -86,6 +86,7 @@ def order(played: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
         batch: Batch,
         *given: Tensor,
         fixed: tuple[Tensor, ...] = (),
+        held: Part | None = None,
         **_: Any,
     ) -> AsRecorded:
         shapes = [t.shape for t in (batch.inputs, batch.targets, *given)]
@@ -93,7 +94,7 @@ def order(played: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if name not in self._held or self._held[name][0] != key:
             own = tuple(tensor.clone() for tensor in given)
             note = partial(played.append, name.split(maxsplit=1)[0])
-            made = AsRecorded(note, self._network, part, batch.map(torch.clone), own)
+            made = AsRecorded(note, self._network, part, batch.map(torch.clone), own, held)
             self._held[name] = (key, made)
         recording: AsRecorded = self._held[name][1]
         recording.load(batch, given)

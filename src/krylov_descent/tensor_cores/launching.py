@@ -2,7 +2,9 @@
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +16,17 @@ from krylov_descent.messages import first_line
 SHORT = 512
 
 _compiled: dict[tuple[Any, ...], Any] = {}
+_specialised_of: dict[str, list[int]] = {}
+
+
+@dataclass(slots=True)
+class _Loading:
+    """Whether kernels may be loaded; for all threads, since a backward pass has its own."""
+
+    allowed: bool = True
+
+
+_loading = _Loading()
 
 
 def launch(
@@ -33,15 +46,16 @@ def launch(
         constants: those in capitals, which come last.
         options: that go with the constants.
     """
-    parts = itertools.chain.from_iterable(x if isinstance(x, tuple) else (x,) for x in args)
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    aligned = [tensor.data_ptr() % 16 == 0 for tensor in tensors]
+    tensors = _tensors_in(args)
+    aligned = [x.data_ptr() % 16 == 0 for x in _tensors_in([args[i] for i in _specialised(kernel)])]
     where = max(tensor.get_device() for tensor in tensors)  # one may be in the host's memory
     dtype = tensors[0].dtype
     kind = (kernel.__name__, where, dtype, *constants, *options.values(), *aligned)
     compiled = _compiled.get(kind)
     try:
         if compiled is None:
+            if not _loading.allowed:
+                raise RuntimeError(f"the kernel {kernel.__name__} is not loaded")
             _compiled[kind] = kernel[grid](*args, *constants, **options)
         else:
             compiled[(*grid, 1)](*args, *constants)
@@ -49,6 +63,33 @@ def launch(
         raise
     except Exception as problem:  # Triton's own are none of torch's
         raise RuntimeError(f"a kernel of Triton failed: {first_line(problem)}") from problem
+
+
+def _tensors_in(args: Sequence[Any]) -> list[Tensor]:
+    parts = itertools.chain.from_iterable(x if isinstance(x, tuple) else (x,) for x in args)
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
+def _specialised(kernel: Any) -> list[int]:
+    """The arguments for which Triton makes another kernel where they begin evenly."""
+    name = kernel.__name__
+    if name not in _specialised_of:
+        _specialised_of[name] = [
+            place
+            for place, param in enumerate(kernel.params)
+            if not (param.is_constexpr or param.do_not_specialize_on_alignment)
+        ]
+    return _specialised_of[name]
+
+
+@contextmanager
+def loaded_kernels_alone() -> Iterator[None]:
+    """For a while a kernel that would have to be loaded is an error: it takes long, and memory."""
+    _loading.allowed = False
+    try:
+        yield
+    finally:
+        _loading.allowed = True
 
 
 def or_else(given: Tensor | None, other: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ THREADS = 16
 
 
 def try_out(device: torch.device) -> None:
-    """Compile what a training will want, and raise an error where it does not work.
+    """Compile or load what a training will want, and raise an error where it does not work.
 
     Side by side, because the first time on a machine each kernel takes a part of a second; later
     they come out of Triton's cache.
@@ -61,6 +61,7 @@ def try_out(device: torch.device) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         for done in [pool.submit(on_device, job) for job in _jobs(device)]:
             done.result()
+    torch.linalg.cholesky_ex(torch.eye(2, device=device))  # loads a library
     torch.cuda.synchronize(device)
     _check(device)
 
@@ -100,6 +101,9 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
         yield from _entropies(x, bound)
     for count in (foresight.LEAST, foresight.MOST):
         yield partial(_look_ahead, count, device)
+    for dtype in (torch.float32, torch.float64):
+        number = torch.zeros(1, dtype=dtype, device=device)
+        yield partial(vectors.move, torch.zeros(1, dtype=dtype, pin_memory=True), number)
 
 
 def _basis(rows: Tensor) -> Iterator[Callable[[], object]]:
