@@ -14,8 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from krylov_descent import Objective
 from krylov_descent.batches import Batch
+from krylov_descent.beside_backward import moments_to_begin
 from krylov_descent.double_backward import gauss_newton
-from krylov_descent.linear_layers import Reach, moments_to_begin, recorded_linear_layers
+from krylov_descent.linear_layers import recorded_linear_layers
+from krylov_descent.reach import Reach
 
 SAMPLES, INPUTS, OUTPUTS = 6, 4, 3
 
@@ -284,7 +286,7 @@ def test_a_gradient_begins_when_its_own_delta_is_there(monkeypatch: pytest.Monke
     deltas = {name: torch.ones(2, 2) for name in "abcdef"}
     made = {id(deltas[name]): name for name in "abcde"}  # of f it is not known when
     products = SimpleNamespace(when_made=lambda delta: made.get(id(delta)))
-    monkeypatch.setattr("krylov_descent.linear_layers.under_way", lambda: products)
+    monkeypatch.setattr("krylov_descent.beside_backward.under_way", lambda: products)
     layers = [(400, "a"), (400, "f"), (30, "b"), (400, "c"), (20, "-"), (30, "d"), (400, "e")]
     found = moments_to_begin([(width, deltas.get(name)) for width, name in layers])
     assert [list(map(str, moments)) for moments in found] == [

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from krylov_descent import Objective
 from krylov_descent.batches import Batch
@@ -149,7 +150,7 @@ class Remembered:
 
 @pytest.fixture
 def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("krylov_descent.recordings.Recording", Remembered)
+    monkeypatch.setattr("krylov_descent.recorded_parts.Recording", Remembered)
     monkeypatch.setattr(Recordings, "possible", property(lambda self: True))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
 
@@ -178,14 +179,34 @@ def test_a_new_recording_is_no_witness_for_older_ones() -> None:
     assert not holds(batch)
 
 
-def test_samples_are_alone_where_nothing_is_known_to_mix_them() -> None:
-    def alone(model: nn.Module) -> bool:
-        return Objective(model, nn.MSELoss()).network.is_plain
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
+def test_a_stack_is_plain_where_nothing_but_torchs_own_is_called() -> None:
+    def plain(model: nn.Module, loss: nn.Module | None = None) -> bool:
+        return Objective(model, loss or nn.MSELoss()).network.is_plain
 
-    assert alone(nn.Sequential(nn.Linear(5, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 3))))
-    assert alone(nn.Linear(5, 3))
-    assert not alone(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)))
-    assert not alone(Scaled())
-    hooked = nn.Sequential(nn.Linear(5, 3), nn.Tanh())
-    hooked[0].register_forward_hook(lambda module, given, found: found - found.mean(0))
-    assert not alone(hooked)
+    def stack() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(5, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 3)))
+
+    assert plain(stack())
+    assert plain(nn.Linear(5, 3), nn.CrossEntropyLoss(label_smoothing=0.1))
+    assert not plain(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)))
+    assert not plain(Scaled())
+
+    forward, before, back, replaced, compiled = (stack() for _ in range(5))
+    forward[0].register_forward_hook(lambda module, given, found: found - found.mean(0))
+    before[1].register_forward_pre_hook(lambda module, given: None)
+    back[0].register_full_backward_hook(lambda module, towards, given: None)
+    replaced[0].forward = replaced[0].forward
+    compiled.compile(backend="eager")
+    for other in (forward, before, back, replaced, compiled, torch.compile(stack())):
+        assert isinstance(other, nn.Module)
+        assert not plain(other)
+
+    loss = nn.MSELoss()
+    loss.register_forward_hook(lambda module, given, found: None)
+    assert not plain(stack(), loss)
+    everywhere = register_module_forward_hook(lambda module, given, found: None)
+    try:
+        assert not plain(stack())
+    finally:
+        everywhere.remove()

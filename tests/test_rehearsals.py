@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent import Objective
+from krylov_descent import KSD, Objective
 from krylov_descent.batches import Batch
 from krylov_descent.cuda_graphs import is_on_tensor_cores
 from krylov_descent.network import Network
+from krylov_descent.preconditioner import FisherDiagonal
 from krylov_descent.tensor_cores import launching
 from tests.test_recordings import samples, small_net
 
@@ -85,16 +86,53 @@ def wide_net() -> nn.Module:
     return nn.Sequential(nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 400)).cuda()
 
 
+def test_what_is_not_the_librarys_own_is_rehearsed() -> None:
+    """A preconditioner may make something when it is first used."""
+    if not is_on_tensor_cores(Objective(wide_net(), nn.MSELoss()).network):
+        pytest.skip("needs tensor cores")
+
+    class Counted(FisherDiagonal):
+        def __init__(self) -> None:
+            super().__init__(1e-4)
+            self.solved: list[bool] = []
+
+        def solve(self, vector: Tensor) -> Tensor:
+            self.solved.append(torch.cuda.is_current_stream_capturing())
+            return super().solve(vector)
+
+    preconditioner = Counted()
+    optimizer = KSD(wide_net(), nn.MSELoss(), dimension=4, preconditioner=preconditioner)
+    inputs = torch.rand(300, 400, device="cuda")
+    for _ in range(3):
+        optimizer.step((inputs, inputs))
+    assert "basis of gauss-newton" in optimizer.objective.recordings._held
+    assert preconditioner.solved.index(True) > 0
+
+
+def test_what_cannot_be_recorded_leaves_memory_as_it_was() -> None:
+    fail_to_record(Objective(small_net(), nn.CrossEntropyLoss()))
+    spare = torch.empty(1 << 26, device="cuda")
+    before = torch.cuda.memory_reserved()
+    del spare
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before - (1 << 28)
+
+
 def test_what_cannot_be_recorded_leaves_random_numbers_as_they_were() -> None:
-    objective, (inputs, targets) = Objective(small_net(), nn.CrossEntropyLoss()), samples()
+    objective = Objective(small_net(), nn.CrossEntropyLoss())
+    torch.manual_seed(3)
+    expected = torch.rand(4, device="cuda")
+    torch.manual_seed(3)
+    fail_to_record(objective)
+    torch.testing.assert_close(torch.rand(4, device="cuda"), expected)
+
+
+def fail_to_record(objective: Objective) -> None:
+    inputs, targets = samples()
 
     def part(network: Network, batch: Batch) -> Tensor:
         losses = network.sample_losses(batch, eager=True).detach()
         return losses * float(losses.sum())
 
-    torch.manual_seed(3)
-    expected = torch.rand(4, device="cuda")
-    torch.manual_seed(3)
     with pytest.warns(UserWarning, match="cannot be recorded"):
         assert objective.recordings.load("part", part, Batch(inputs, targets, 64)) is None
-    torch.testing.assert_close(torch.rand(4, device="cuda"), expected)

@@ -92,7 +92,7 @@ def test_a_sum_is_made_by_the_projection_that_reads_it(
 ) -> None:
     rows, x, scale = with_gaps(count), drawn(SIZE, seed=1), torch.tensor(0.3)
     exact = scale.double() * x.double() + 0.01 * rows[-1].double()
-    assert products.scale_and_add(x, scale, rows[-1].clone(), 0.01)
+    assert products.long_vectors.scale_and_add(x, scale, rows[-1].clone(), 0.01)
     found = rows @ x
     assert launched == ["project", "add_up_parts"]
     assert error(x, exact) < EXACT
@@ -116,7 +116,7 @@ def test_a_sum_that_waits_is_there_for_all_that_look(
 ) -> None:
     x, other, scale = drawn(SIZE, seed=1), drawn(SIZE, seed=2), torch.tensor(0.3)
     exact = scale.double() * x.double() + 0.01 * other.double()
-    products.scale_and_add(x, scale, other, 0.01)
+    products.long_vectors.scale_and_add(x, scale, other, 0.01)
     assert not launched
     LOOKS[look](x, scale, other)
     assert launched[0] == "scale_and_add"
@@ -129,8 +129,9 @@ def test_a_sum_that_nobody_looks_at_is_made_in_the_end(launched: list[str]) -> N
     with torch.device(CUDA), entry.tensor_core_products(CUDA) as products:
         x, other = drawn(SIZE, seed=1), drawn(SIZE, seed=2)
         exact = 0.3 * x.double() + 0.01 * other.double()
-        products.scale_and_add(x, torch.tensor(0.3), other, 0.01)
-        products.scale_and_add(other, torch.tensor(0.0), other, 0.0)  # one waits at a time
+        products.long_vectors.scale_and_add(x, torch.tensor(0.3), other, 0.01)
+        # One waits at a time.
+        products.long_vectors.scale_and_add(other, torch.tensor(0.0), other, 0.0)
         assert launched == ["scale_and_add"]
     assert error(x, exact) < EXACT
     assert not other.any()
@@ -146,10 +147,10 @@ def test_a_combination_with_weights(products: Any, count: int) -> None:
         drawn(SIZE, seed=3),
     )
     exact = w.double() - weights.double() * (rows.double().t() @ c.double())
-    assert products.subtract_combination(w, rows, c, weights)
+    assert products.long_vectors.subtract_combination(w, rows, c, weights)
     assert error(w, exact) < EXACT
     before = w.clone()
-    assert not products.subtract_combination(w, rows, c, weights[1:])
+    assert not products.long_vectors.subtract_combination(w, rows, c, weights[1:])
     assert torch.equal(w, before)
 
 
@@ -161,13 +162,15 @@ def test_a_remainder_and_its_scale(products: Any, divided: bool, near: int) -> N
     w, divisor = drawn(SIZE, seed=3), drawn(SIZE, seed=4).abs() + 0.1
     start = w.clone()
     exact = (w.double() / divisor if divided else w.double()) - rows.double().t() @ taken.double()
-    parts = products.subtract_rows(start, divisor if divided else None, rows, taken, w)
+    parts = products.long_vectors.subtract_rows(start, divisor if divided else None, rows, taken, w)
     assert error(start, exact) < EXACT
     squared = float(exact @ w.double())
     assert abs(float(parts.double().sum()) - squared) < 10 * EXACT * squared
 
     projected, place = torch.full((9,), NAN), torch.full((1,), NAN)
-    scale = products.scale_of_remainder(parts, taken, along, 1e-9, projected[1:8], place)
+    scale = products.long_vectors.scale_of_remainder(
+        parts, taken, along, 1e-9, projected[1:8], place
+    )
     everything = taken.double()
     everything[-near:] += along
     assert error(projected[1:8], everything) < EXACT
@@ -177,9 +180,11 @@ def test_a_remainder_and_its_scale(products: Any, divided: bool, near: int) -> N
 
     # The same beside something so large that it counts as nothing.
     least = 1.001 * squared / (squared + float(everything @ everything))
-    vanished = products.scale_of_remainder(parts, taken, along, least, projected[1:8], place)
+    vanished = products.long_vectors.scale_of_remainder(
+        parts, taken, along, least, projected[1:8], place
+    )
     assert float(vanished) == float(place) == 0
-    still_there = products.scale_of_remainder(
+    still_there = products.long_vectors.scale_of_remainder(
         parts, taken, along, least / 1.002, projected[1:8], place
     )
     assert float(still_there) > 0
@@ -189,7 +194,7 @@ def test_a_remainder_and_its_scale(products: Any, divided: bool, near: int) -> N
 def test_a_remainder_in_place_of_what_it_is_multiplied_with(products: Any) -> None:
     rows, taken, w = with_gaps(3), drawn(3, seed=1), drawn(SIZE, seed=3)
     divisor, before = drawn(SIZE, seed=4).abs() + 0.1, w.double()
-    parts = products.subtract_rows(w, divisor, rows, taken, w)
+    parts = products.long_vectors.subtract_rows(w, divisor, rows, taken, w)
     exact = before / divisor - rows.double().t() @ taken.double()
     assert error(w, exact) < EXACT
     assert abs(float(parts.double().sum() - exact @ before)) < 10 * EXACT * float(exact @ before)
@@ -199,9 +204,11 @@ def test_a_remainder_in_place_of_what_it_is_multiplied_with(products: Any) -> No
 def test_what_is_no_number_does_not_vanish(products: Any) -> None:
     rows, taken, w = with_gaps(3), drawn(3, seed=1), drawn(SIZE, seed=3)
     w[SIZE // 2] = NAN
-    parts = products.subtract_rows(w.clone(), None, rows, taken, w)
+    parts = products.long_vectors.subtract_rows(w.clone(), None, rows, taken, w)
     projected, place = torch.zeros(3), torch.zeros(1)
-    scale = products.scale_of_remainder(parts, taken, taken[:2], 1e-9, projected, place)
+    scale = products.long_vectors.scale_of_remainder(
+        parts, taken, taken[:2], 1e-9, projected, place
+    )
     assert place.isnan()
     assert scale.isnan()
 

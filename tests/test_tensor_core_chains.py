@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from krylov_descent.batches import Batch
 from krylov_descent.branches import side_by_side
 from krylov_descent.double_backward import gauss_newton
-from krylov_descent.linear_layers import losses_and_gradients
 from krylov_descent.network import Network
 from krylov_descent.precision import SETTINGS
+from krylov_descent.reach import losses_and_gradients
 from krylov_descent.tensor_cores import entry
 from tests.test_tensor_cores import needs_tensor_cores, products
 

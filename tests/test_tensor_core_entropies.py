@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from krylov_descent.aliased import Aliased
 from krylov_descent.batches import Batch
-from krylov_descent.linear_layers import losses_and_gradients
 from krylov_descent.network import Network
 from krylov_descent.per_sample import SquaredGradients
 from krylov_descent.precision import SETTINGS, derivatives_in_tf32, forward_precision
-from krylov_descent.recordings import Aliased
+from krylov_descent.reach import losses_and_gradients
 from krylov_descent.tensor_cores import entry
 from krylov_descent.tensor_cores.cross_entropy import ones_for, sample_cross_entropy
 from tests.test_tensor_cores import launches, needs_tensor_cores, products

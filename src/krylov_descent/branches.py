@@ -159,6 +159,7 @@ def all_joined() -> Iterator[None]:
         # Also by one that fails: what is left open would be held for good.
         with suppress(RuntimeError):  # which CUDA may have ended already
             _join_all()
+        _known.open.clear()
         raise
     join()
 

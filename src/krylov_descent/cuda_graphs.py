@@ -6,7 +6,6 @@ parameters in place. What repeats in it may be recorded by itself and inserted (
 
 import functools
 import gc
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -35,10 +34,15 @@ Part = Callable[..., Any]
 
 
 def is_on_tensor_cores(network: Network) -> bool:
-    """Whether recordings of a network have all of its products on tensor cores."""
+    """Whether recordings of a network have their products of float32 matrices on tensor cores."""
     parameters = network.parameters
     large = parameters.numel >= SMALLEST_STACK
     return large and network.is_stack and possible(parameters.device)
+
+
+def is_foreign(given: object) -> bool:
+    """Whether it is of a class that is not this library's."""
+    return type(given).__module__.split(".")[0] != __name__.split(".", maxsplit=1)[0]
 
 
 class Recording:
@@ -52,6 +56,8 @@ class Recording:
         rehearsal: the part, or a short form of it.
         held: what the part has of its own, made before it is recorded: called as the part is, and
             given to it as `held`. None where it has nothing.
+        foreign: whether there is code in it that is not this library's, and may set itself up when
+            it is first run.
 
     Attributes:
         batch: as given.
@@ -68,6 +74,7 @@ class Recording:
         given: tuple[Tensor, ...],
         rehearsal: Part,
         held: Part | None = None,
+        foreign: bool = False,
     ) -> None:
         self.batch, self.given = batch, given
         self._held = {} if held is None else {"held": held(network, batch, *given)}
@@ -76,14 +83,14 @@ class Recording:
         )
         found = None
         try:
-            found = _record(network, whole, rehearsal=short)
+            found = _record(network, whole, rehearsal=short, foreign=foreign)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
             if rehearsal is part:
                 raise
         # A library may want to set itself up for a size that the short form does not have.
-        found = found or _record(network, whole, rehearsal=whole)
+        found = found or _record(network, whole, rehearsal=whole, foreign=True)
         self._graph, self.result = found.graph, found.result
 
     def load(self, batch: Batch, given: tuple[Tensor, ...]) -> None:
@@ -146,6 +153,7 @@ class Inserted(Generic[Result]):
         function: of nothing.
         after: what is always called before it. Others of those that follow that may have memory in
             common with this, but for the results.
+        foreign: see `Recording`.
     """
 
     def __init__(
@@ -153,10 +161,12 @@ class Inserted(Generic[Result]):
         network: Network,
         function: Callable[[], Result],
         after: "Inserted[Any] | None" = None,
+        *,
+        foreign: bool = False,
     ) -> None:
         before: _Recorded[Any] | None = None if after is None else after._recorded
         self._recorded: _Recorded[Result] = _record(
-            network, function, rehearsal=function, after=before, kept=True
+            network, function, rehearsal=function, after=before, kept=True, foreign=foreign
         )
 
     def __call__(self) -> Result:
@@ -173,6 +183,7 @@ class InsertedMap:
         function: from a vector to a vector.
         vector: where it finds its argument; copied to there if it is elsewhere.
         after: see `Inserted`.
+        foreign: see `Recording`.
     """
 
     def __init__(
@@ -181,9 +192,11 @@ class InsertedMap:
         function: Callable[[Tensor], Tensor],
         vector: Tensor,
         after: Inserted[Any],
+        *,
+        foreign: bool = False,
     ) -> None:
         self._vector = vector
-        self._inserted = Inserted(network, partial(function, vector), after)
+        self._inserted = Inserted(network, partial(function, vector), after, foreign=foreign)
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Its value; overwritten by the next call."""
@@ -234,6 +247,7 @@ def _record(
     rehearsal: Callable[[], Any],
     after: _Recorded[Any] | None = None,
     kept: bool = False,
+    foreign: bool = False,
 ) -> _Recorded[Result]:
     """Record a function; after a rehearsal where something may have to set itself up.
 
@@ -243,6 +257,7 @@ def _record(
         rehearsal: it, or a short form of it.
         after: what is replayed before this, and whose memory it may use.
         kept: whether it is to be inserted into others.
+        foreign: see `Recording`.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     before, pool = (None, None) if after is None else (after.products, after.graph.pool())
@@ -253,7 +268,7 @@ def _record(
     current, side = torch.cuda.current_stream(), _recording_stream(torch.cuda.current_device())
     capture = partial(_captured, function, products, side, pool, kept)
     side.wait_stream(current)
-    if network.is_plain and is_on_tensor_cores(network):
+    if not foreign and _may_be_recorded_at_once(network):
         # All that may be missing is a kernel, which says so.
         with suppress(RuntimeError), loaded_kernels_alone():
             return capture()
@@ -266,6 +281,12 @@ def _record(
         # What torch keeps for later is of no use to a recording, which has memory of its own.
         torch.cuda.empty_cache()
         return capture()
+
+
+def _may_be_recorded_at_once(network: Network) -> bool:
+    """Whether all kernels are this library's, or such that the network's probe has run before."""
+    in_float32 = network.parameters.dtype is torch.float32 and network.autocast is None
+    return in_float32 and network.is_plain and is_on_tensor_cores(network)
 
 
 @contextmanager
@@ -283,18 +304,24 @@ def _nothing_collected() -> Iterator[None]:
             gc.enable()
 
 
-def _give_up(graph: torch.cuda.CUDAGraph) -> None:
+def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     """End a recording that failed."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there may be nothing in it
-            graph.capture_end()
+        with suppress(RuntimeError):
+            torch.zeros(1, device="cuda")  # torch warns of a graph with nothing in it
+        graph.capture_end()
     except RuntimeError:
-        # CUDA had ended it, and torch's random numbers still wait for an end: that of another one.
-        other = torch.cuda.CUDAGraph()
-        other.capture_begin(capture_error_mode="thread_local")
-        torch.zeros(1, device="cuda")
-        other.capture_end()
+        # CUDA had ended it, and torch did not see the end: memory is still set aside for it, and
+        # random numbers wait until another one ends.
+        device = torch.cuda.current_device()
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+        with suppress(RuntimeError):
+            other = torch.cuda.CUDAGraph()
+            other.capture_begin(capture_error_mode="thread_local")
+            torch.zeros(1, device="cuda")
+            other.capture_end()
 
 
 def _captured(
@@ -308,7 +335,7 @@ def _captured(
 
     That took a fifth of a second, as long as to record a small part.
     """
-    graph = torch.cuda.CUDAGraph(keep_graph=kept)
+    graph, pool = torch.cuda.CUDAGraph(keep_graph=kept), pool or torch.cuda.graph_pool_handle()
     with torch.cuda.stream(side), _nothing_collected():
         # Other threads, of data loaders, may go on copying to the device meanwhile.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -316,7 +343,7 @@ def _captured(
             with products() as known, all_joined():
                 result = function()
         except BaseException:
-            _give_up(graph)
+            _give_up(graph, pool)
             raise
         graph.capture_end()
     return _Recorded(graph, result, known)

@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from krylov_descent.batches import Batch, Tree, tensors_in
 from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.lean_functions import LeanFunctions
-from krylov_descent.linear_layers import NUMPYS, Reach, recorded_linear_layers
+from krylov_descent.linear_layers import NUMPYS, recorded_linear_layers
 from krylov_descent.losses import OutputHessian
 from krylov_descent.network import Network, require_graph
+from krylov_descent.reach import Reach
 
 
 def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian) -> BatchProduct:

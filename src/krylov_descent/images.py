@@ -39,7 +39,7 @@ class Images:
         diagonal = self._metric.diagonal if isinstance(self._metric, Diagonal) else None
         if diagonal is not None and products is not None and rows.plain:
             few = rows.stored[which]
-            if products.subtract_combination(w, few, coefficients, diagonal):
+            if products.long_vectors.subtract_combination(w, few, coefficients, diagonal):
                 return
         combined = rows.combine(which, coefficients)
         if diagonal is not None and w.is_cuda:  # in one kernel

@@ -179,10 +179,10 @@ def _remainder_at_once(
         return None
     diagonal = metric.diagonal if isinstance(metric, Diagonal) else None
     u = w if diagonal is not None else metric.solve(w)
-    parts = products.subtract_rows(u, diagonal, rows.stored[: len(found)], found, w)
+    parts = products.long_vectors.subtract_rows(u, diagonal, rows.stored[: len(found)], found, w)
     if parts is None:
         return None
-    return u, products.scale_of_remainder(parts, found, along, least, projected, place)
+    return u, products.long_vectors.scale_of_remainder(parts, found, along, least, projected, place)
 
 
 def _scale_of(squared: Tensor, least: float, before: Tensor, place: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def _scale_of(squared: Tensor, least: float, before: Tensor, place: Tensor) -> T
     """
     products = under_way()
     if products is not None:
-        scale: Tensor | None = products.scale_of_length(squared, least, before, place)
+        scale: Tensor | None = products.long_vectors.scale_of_length(squared, least, before, place)
         if scale is not None:
             return scale
     vanished = squared <= least * before

@@ -56,7 +56,7 @@ class Network:
         self.autocast: torch.dtype | None = None  # of the forward pass, where there is one
         self.parameters = FlatParameters.from_groups(_as_groups(self.eager, params))
         self.names = self._names_of(self.parameters)
-        # Of Linear layers, by name; the probe finds them out (see `linear_layers`).
+        # Of Linear layers, by name; the probe finds them out (see `layer_trust`).
         self.trusted_layers: frozenset[str] = frozenset()
         self._holder = _Holder(self.eager)
 
@@ -73,17 +73,17 @@ class Network:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is known as a whole: a Sequential stack with one of torch's losses, no hooks.
+        """Whether it is known as a whole: a Sequential stack with a loss of torch's, as they are.
 
-        So no sample's loss depends on the others of its batch, and no forward pass leaves anything
-        behind for the next one.
+        So no sample's loss depends on the others of its batch, and no pass leaves anything behind
+        for the next one.
         """
+        if not (self.is_stack and self.loss.known and self.model is self.eager):
+            return False
         modules = list(self.eager.modules())
         containers = (m for m in modules if any(True for _ in m.children()))
         plain = all(type(m) is nn.Sequential for m in containers)
-        hooks = any(m._forward_hooks or m._forward_pre_hooks for m in modules)
-        known = self.is_stack and self.loss.known and self.model is self.eager
-        return plain and known and not hooks
+        return plain and all(map(_is_as_torch_has_it, (*modules, self.loss.module)))
 
     def refresh(self, groups: list[dict[str, Any]]) -> bool:
         """Look again at what requires a gradient and at weight decay; True if that changed."""
@@ -188,6 +188,16 @@ def modules_in(model: nn.Module) -> list[nn.Module]:
             if module._modules:
                 left.extend(reversed(module._modules.values()))
     return list(found)
+
+
+def _is_as_torch_has_it(module: nn.Module) -> bool:
+    """Whether a call of it does what its class does, and nothing else."""
+    hooks = (
+        *(module._forward_pre_hooks, module._forward_hooks),
+        *(module._backward_pre_hooks, module._backward_hooks),
+    )
+    replaced = module._compiled_call_impl is not None or "forward" in vars(module)
+    return not (replaced or any(hooks) or torch.nn.modules.module._has_any_global_hook())
 
 
 def _are_in(parameters: FlatParameters, groups: list[dict[str, Any]]) -> bool:

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from krylov_descent import probes
 from krylov_descent.arguments import check_counts, check_flags
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples, tensors_in
-from krylov_descent.cuda_graphs import Part
+from krylov_descent.cuda_graphs import Part, is_foreign
 from krylov_descent.distributed import Ranks
-from krylov_descent.linear_layers import losses_and_gradients
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, Params
 from krylov_descent.on_the_way import OnTheWay, placed
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.per_sample import SquaredGradients
+from krylov_descent.reach import losses_and_gradients
 from krylov_descent.recorded_means import MadeOfSquares, Means, recorded_means
 from krylov_descent.recordings import Recordings
 from krylov_descent.sums import Evaluation, Sums, Whole, check_normaliser
@@ -292,6 +292,7 @@ class Objective:
             batch,
             placed(known, parameters.device),
             fixed=() if into is None else into.tensors,
+            foreign=into is not None and is_foreign(into),
             when_repeated=when_repeated,
             where_it_is=stays,
         )

@@ -145,8 +145,10 @@ class FlatParameters:
     def scale_and_add_decay(self, result: Tensor, scale: Tensor, vector: Tensor) -> Tensor:
         """The result [n] times a number on its device, plus λ ⊙ vector; in place."""
         products, decays = under_way(), set(self.weight_decay)
-        at_once = products is not None and len(decays) == 1
-        if not (at_once and products.scale_and_add(result, scale, vector, decays.pop())):
+        done = False
+        if products is not None and len(decays) == 1:
+            done = products.long_vectors.scale_and_add(result, scale, vector, decays.pop())
+        if not done:
             self.add_decay(result.mul_(scale), vector)
         return result
 

@@ -7,7 +7,7 @@ Three routes, the first that holds for a parameter is taken:
    ∂nᵢ/∂W = δᵢxᵢᵀ, so the squares factor: Σᵢ (δᵢxᵢᵀ)² = (δ²)ᵀ(x²), one more matrix product.
    With several (the steps of a sequence, a recurrent layer called once per step) ∂nᵢ/∂W is the
    sum of δxᵀ over the sample's rows, a matrix product per sample. A layer is trusted as in
-   `linear_layers`, and where each δ of a first batch turned out to be its own sample's: it is
+   `layer_trust`, and where each δ of a first batch turned out to be its own sample's: it is
    not where dimension 0 is the time.
 2. vmap over samples elsewhere, in chunks that fit the memory for activations.
 3. A loop over samples where vmap fails, with a warning of what it costs.
@@ -24,20 +24,17 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.batches import Batch, replace_tensors, tensors_in
+from krylov_descent.beside_backward import moments_to_begin
 from krylov_descent.branches import Moment, begin_earlier, moment
-from krylov_descent.linear_layers import (
-    LinearLayer,
-    moments_to_begin,
-    recorded_linear_layers,
-    trust_tolerance,
-    uses_of_parameters,
-)
+from krylov_descent.layer_trust import trust_tolerance, uses_of_parameters
+from krylov_descent.linear_layers import LinearLayer, recorded_linear_layers
 from krylov_descent.messages import first_line
 from krylov_descent.network import Network, require_graph
 from krylov_descent.precision import rough_products
 from krylov_descent.probes import epsilon_of
 from krylov_descent.tensor_cores.cross_entropy import ones_for
 from krylov_descent.tensor_cores.entry import under_way
+from krylov_descent.tensor_cores.launching import NotLoadedError
 
 # What holds for these holds for all.
 TRUST_SAMPLES = 32
@@ -174,7 +171,7 @@ class SquaredGradients:
         if self._vmap_works:
             try:
                 return self._vmapped(batch, rest, memory)
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, NotLoadedError):
                 raise
             except RuntimeError as problem:
                 self._vmap_works = False

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from krylov_descent.batches import Batch
-from krylov_descent.linear_layers import recorded_linear_layers, trusted_layers
+from krylov_descent.layer_trust import trusted_layers
+from krylov_descent.linear_layers import recorded_linear_layers
 from krylov_descent.losses import LossContractError
 from krylov_descent.messages import first_line
 from krylov_descent.network import Network, modules_in
@@ -50,7 +51,7 @@ class Findings:
         device: where it runs.
         bytes_per_sample: activations kept for one backward pass, per sample.
         layer_bytes_per_sample: what the Linear layers put out, per sample.
-        trusted_layers: see `linear_layers`.
+        trusted_layers: see `layer_trust`.
         undecided: some parameter had a gradient of zero, which proves nothing about its layer, nor
             about second derivatives on the way to it.
     """

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from krylov_descent.batches import Batch
 from krylov_descent.branches import side_by_side
-from krylov_descent.cuda_graphs import Inserted, InsertedMap
+from krylov_descent.cuda_graphs import Inserted, InsertedMap, is_foreign
 from krylov_descent.curvature import CurvatureKind, CurvatureProduct
 from krylov_descent.insertions import can_insert
 from krylov_descent.krylov import Product
@@ -118,6 +118,7 @@ def _replay(
         *previous_steps,
         fixed=(slots, *preconditioner.tensors),
         rehearsal=partial(build, slots[:short_rows], short_joining),
+        foreign=is_foreign(preconditioner),
         held=repeated if can_insert() and not isinstance(preconditioner, Entrywise) else None,
     )
     if recording is None:
@@ -172,8 +173,9 @@ class _Repeated:
         apply = first()
         product = InsertedMap(network, apply, like.clone(), after=first)
         # D⁻¹ is asked for of a product, and finds it where it is.
-        solve = InsertedMap(network, preconditioner.solve, product(like), after=first)
-        multiply = InsertedMap(network, preconditioner.multiply, like.clone(), after=first)
+        of_metric = partial(InsertedMap, network, after=first, foreign=is_foreign(preconditioner))
+        solve = of_metric(preconditioner.solve, product(like))
+        multiply = of_metric(preconditioner.multiply, like.clone())
         return cls(first, product, _InsertedMetric(solve, multiply))
 
     def prepare(self) -> Product:

@@ -19,18 +19,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from krylov_descent.aliased import Aliased
 from krylov_descent.batches import Batch, Samples
 from krylov_descent.bfgs import Vector
 from krylov_descent.branches import begin, side_by_side
 from krylov_descent.cuda_graphs import Recording, is_on_tensor_cores
 from krylov_descent.exchanges import Ahead, Exchange, exchange_for, write
-from krylov_descent.linear_layers import losses_and_reach
 from krylov_descent.network import Network
 from krylov_descent.noise import NOISE_POINTS, ORDER, error_sums, noise_steps
 from krylov_descent.objective import Objective
 from krylov_descent.on_the_way import Arriving, OnTheWay, placed
 from krylov_descent.parameters import FlatParameters
-from krylov_descent.recordings import Aliased, beside_what_follows
+from krylov_descent.reach import losses_and_reach
+from krylov_descent.streams import beside_what_follows
 from krylov_descent.tensor_cores.entry import under_way
 from krylov_descent.tensor_cores.transfers import brought, fetched
 

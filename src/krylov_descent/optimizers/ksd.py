@@ -37,7 +37,7 @@ from krylov_descent.precision import derivatives_in_tf32
 from krylov_descent.preconditioner import Preconditioner
 from krylov_descent.recorded_basis import basis_is_recorded
 from krylov_descent.recorded_objective import Taken
-from krylov_descent.recordings import beside_what_follows
+from krylov_descent.streams import beside_what_follows
 from krylov_descent.subsets import LEAST_FIXED, Reservoir, Size, SubsetSizes, draw
 from krylov_descent.subspace import Coordinates, LaunchedSubspace, subspace_is_known
 from krylov_descent.sums import Evaluation

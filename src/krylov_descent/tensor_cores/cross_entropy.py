@@ -17,7 +17,7 @@ def sample_cross_entropy(outputs: Any, targets: Any, *, averaged: bool = False) 
         averaged: over outputs, in place of the sum.
     """
     products = under_way()
-    if products is None or not products.may_be_cross_entropy(outputs, targets):
+    if products is None or not products.entropies.may_be_cross_entropy(outputs, targets):
         return None
     share = 1 / outputs.shape[1] if averaged else 1.0
     differentiated = outputs.requires_grad and torch.is_grad_enabled()
@@ -33,7 +33,7 @@ def ones_for(losses: Tensor) -> Tensor:
     products = under_way()
     if products is None or losses.dim() != 1 or losses.dtype is not torch.float32:
         return torch.ones_like(losses)
-    found: Tensor = products.ones(len(losses))
+    found: Tensor = products.entropies.ones(len(losses))
     return found
 
 
@@ -43,7 +43,7 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: Any, outputs: Tensor, targets: Tensor, share: float, differentiated: bool
     ) -> Tensor:
         losses: Tensor
-        losses, delta = under_way().cross_entropy(
+        losses, delta = under_way().entropies.cross_entropy(
             outputs, targets, share, differentiated=differentiated
         )
         ctx.share = share
@@ -57,8 +57,8 @@ class _CrossEntropy(torch.autograd.Function):
         if products is None or torch.is_grad_enabled():  # to be differentiated again
             factors = factors if ctx.share == 1 else ctx.share * factors
             found = factors.unsqueeze(1) * (outputs.sigmoid() - targets)
-        elif products.are_ones(factors):
-            found = products.at_its_turn(delta)
+        elif products.entropies.are_ones(factors):
+            found = products.entropies.at_its_turn(delta)
         else:
-            found = products.cross_entropy_backward(outputs, targets, ctx.share, factors)
+            found = products.entropies.cross_entropy_backward(outputs, targets, ctx.share, factors)
         return found, None, None, None

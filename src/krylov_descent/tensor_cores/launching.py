@@ -29,6 +29,10 @@ class _Loading:
 _loading = _Loading()
 
 
+class NotLoadedError(RuntimeError):
+    """A kernel would have to be loaded where that is not allowed."""
+
+
 def launch(
     kernel: Any,
     grid: tuple[int, int],
@@ -54,8 +58,9 @@ def launch(
     compiled = _compiled.get(kind)
     try:
         if compiled is None:
-            if not _loading.allowed:
-                raise RuntimeError(f"the kernel {kernel.__name__} is not loaded")
+            # In this capture, that is; elsewhere another thread may load what it wants.
+            if not _loading.allowed and torch.cuda.is_current_stream_capturing():
+                raise NotLoadedError(f"the kernel {kernel.__name__} is not loaded")
             _compiled[kind] = kernel[grid](*args, *constants, **options)
         else:
             compiled[(*grid, 1)](*args, *constants)
@@ -71,7 +76,10 @@ def _tensors_in(args: Sequence[Any]) -> list[Tensor]:
 
 
 def _specialised(kernel: Any) -> list[int]:
-    """The arguments for which Triton makes another kernel where they begin evenly."""
+    """The arguments for which Triton makes another kernel where they begin evenly.
+
+    Those that it is told not to look at may be no tuples, in which it does so all the same.
+    """
     name = kernel.__name__
     if name not in _specialised_of:
         _specialised_of[name] = [
@@ -84,7 +92,7 @@ def _specialised(kernel: Any) -> list[int]:
 
 @contextmanager
 def loaded_kernels_alone() -> Iterator[None]:
-    """For a while a kernel that would have to be loaded is an error: it takes long, and memory."""
+    """For a while a capture raises `NotLoadedError` where a kernel would have to be loaded."""
     _loading.allowed = False
     try:
         yield

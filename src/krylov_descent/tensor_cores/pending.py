@@ -7,6 +7,7 @@ Everything that looks at a matrix says so before (`settled`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -120,6 +121,13 @@ class Pending:
             torch.add(alone, product.added.detach(), out=out)
         if waiting.used:
             self._note_made(number, waiting.storage)
+
+    def all_settled(self, *args: Any) -> tuple[Any, ...]:
+        """The same for each tensor among these, which are given back."""
+        for x in args:
+            if isinstance(x, Tensor):
+                self.settled(x)
+        return args
 
     def note_made(self, x: Tensor) -> None:
         """Let other streams wait for this one, as far as it is now, before they look at x."""
