@@ -33,13 +33,15 @@ def describe(device: torch.device) -> dict[str, Any]:
     }
 
 
-def sentence(environment: dict[str, Any]) -> str:
-    """The environment in a few words, for a table's caption."""
+def sentence(environment: dict[str, Any], *others: dict[str, Any]) -> str:
+    """The environment in a few words, for a table's caption; of others only their dates count."""
     threads = environment["threads"]
     where = environment["device"]
     if where == environment["cpu"]:
         where += f", {threads} thread{'s' if threads > 1 else ''}"
-    return f"{where}, torch {environment['versions']['torch']}, {environment['date'][:10]}"
+    dates = sorted(measured["date"][:10] for measured in (environment, *others))
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    return f"{where}, torch {environment['versions']['torch']}, {when}"
 
 
 def version_of(package: str) -> str | None:

@@ -168,7 +168,7 @@ def table(sections: Sections, device: torch.device) -> str:
         f"Warm KSD steps, median of {one['repeats']} (lowest to highest), and peak memory beyond "
         f"the model and the data. What does not grow is n = {base.n:,}, N = {base.N:,}, "
         f"K = {base.K}, \\|B\\| = {base.B:,}, \\|C\\| = {base.C:,}. {DEPTH} square layers. "
-        f"{sentence(one['environment'])}."
+        f"{sentence(*(sections[axis]['environment'] for axis in there))}."
     )
     return f"{markdown(rows)}\n\n{caption}"
 

@@ -77,7 +77,7 @@ def table(sections: Sections, device: torch.device) -> str:
         f"Peak of {STEPS} KSD steps beyond the model and the data, in vectors of n = "
         f"{one['parameters']:,} numbers: {one['depth']} layers of {one['width']:,} units, "
         f"{one['samples']} samples, so that activations do not count. "
-        f"{sentence(one['environment'])}."
+        f"{sentence(*(section['environment'] for section in measured))}."
     )
     return f"{markdown(rows)}\n\n{caption}"
 

@@ -68,7 +68,7 @@ def models_table(sections: Sections, device: torch.device) -> str:
         f"curvlinops {last['environment']['versions'].get(PEER, 'is not installed')}; “fails” "
         "where it has no such product or cannot be compiled as one graph, “off” where its product "
         "is not that of finite differences. "
-        f"{sentence(last['environment'])}."
+        f"{sentence(*(sections[name]['environment'] for name in there))}."
     )
     return f"{markdown(lines)}\n\n{caption}"
 

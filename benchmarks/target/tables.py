@@ -38,15 +38,15 @@ def target_table(sections: Sections, device: torch.device) -> str:
     races = RACES[device.type]
     methods = methods_of(device.type)
     tables = [_race_table(sections, name, race, methods) for name, race in races.items()]
-    one = next(iter(sections.values()), None)
-    if one is None:
+    if not sections:
         return NOT_MEASURED
+    environments = [section["environment"] for section in sections.values()]
     caption = (
         "Seconds of training until the error is reached: median of three seeds (lowest to "
         "highest), and in times of KSD's. The learning rate is the best of four by the training "
         "error at the end of a quarter of the time, with one seed, and falls linearly to 0 over "
         "the time. Tried were "
-        f"{_grids(methods)}. {sentence(one['environment'])}."
+        f"{_grids(methods)}. {sentence(*environments)}."
     )
     return "\n\n".join([*tables, caption])
 

@@ -56,6 +56,13 @@ def test_the_environment_says_where_and_with_what() -> None:
     json.dumps(found)
 
 
+def test_a_caption_has_the_days_of_all_that_was_measured() -> None:
+    one = environment.describe(CPU) | {"date": "2026-11-16T10:00:00+00:00"}
+    assert environment.sentence(one, one).endswith(", 2026-11-16")
+    others = [one | {"date": f"2026-11-{day}T09:00:00+00:00"} for day in (17, 15)]
+    assert environment.sentence(one, *others).endswith(", 2026-11-15 to 2026-11-17")
+
+
 def test_a_package_that_is_not_there_has_no_version() -> None:
     assert environment.version_of("no-such-package") is None
 
