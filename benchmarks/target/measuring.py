@@ -106,9 +106,12 @@ def reached(rows: list[Row], error: str, level: float) -> float | None:
 
 
 def thinned(rows: list[Row], points: int = CURVE_POINTS) -> list[Row]:
-    """At most about so many rows, at equal distances, the last among them."""
-    every = math.ceil(len(rows) / points)
-    return [row for i, row in enumerate(rows) if i % every == 0 or row is rows[-1]]
+    """At most about so many rows, first and last among them.
+
+    At equal distances in the logarithm of steps, as figures have them: most happens early.
+    """
+    places = {0} | {round((len(rows) - 1) ** (i / points)) for i in range(points + 1)}
+    return [row for i, row in enumerate(rows) if i in places]
 
 
 def _finite(row: Row) -> dict[str, float | None]:

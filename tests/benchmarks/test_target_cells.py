@@ -127,11 +127,14 @@ def test_the_time_to_an_error_is_that_of_the_first_row_below_it() -> None:
     assert measuring.reached(rows, "train", 0.5) is None
 
 
-def test_curves_are_thinned_and_keep_the_end() -> None:
+def test_curves_are_thinned_and_keep_the_beginning_and_the_end() -> None:
     rows = [{"seconds": float(i)} for i in range(1001)]
-    found = measuring.thinned(rows, 10)
-    assert len(found) == 11
-    assert found[-1] is rows[-1]
+    found = [row["seconds"] for row in measuring.thinned(rows, 10)]
+    assert found == [0, 1, 2, 4, 8, 16, 32, 63, 126, 251, 501, 1000]
+    found = [row["seconds"] for row in measuring.thinned(rows, 100)]
+    assert found[:12] == list(range(12))
+    assert measuring.thinned(rows[:1]) == rows[:1]
+    assert measuring.thinned(rows[:3]) == rows[:3]
 
 
 def run_of(method: str, seed: int, train: float | None, test: float | None) -> dict[str, Any]:
