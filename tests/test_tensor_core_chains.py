@@ -185,7 +185,7 @@ def test_who_looks_at_a_part_of_a_chain_sees_it(products: Any, lengths: list[int
     a, _, b = queued()
     assert error(b.t() @ a + 0, second.t() @ first) < EXACT
     a, _, b = queued()
-    sums = products.sums_over_rows(a, squares=False)
+    sums = products.matrices.sums_over_rows(a, squares=False)
     assert error(sums, first.sum(0)) < EXACT
     with entry.tensor_core_products(CUDA):
         a, z, b = queued()

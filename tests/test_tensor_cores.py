@@ -1,7 +1,9 @@
 """Products on tensor cores against float64, and that what is known of a matrix is never stale."""
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -299,10 +301,29 @@ def test_matrices_that_jobs_share_are_ready_for_each_of_them() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("needs_tensor_cores")
+def test_what_was_known_is_gone_when_nobody_has_use_for_it() -> None:
+    """At once: on a GPU nothing tells Python's collector of garbage that memory is short."""
+    x, layer = drawn(200, 90), nn.Linear(90, 80, device=CUDA)
+    gc.disable()
+    try:
+        for wrong in (False, True):
+            with suppress(ValueError), entry.tensor_core_products(CUDA) as products:
+                gone = weakref.ref(products)
+                layer(x).sigmoid().sum().backward()
+                if wrong:
+                    raise ValueError
+            del products
+            assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("needs_tensor_cores")
 def test_with_unknown_functions_only_large_products_are_ours(
     monkeypatch: pytest.MonkeyPatch, calls: list[bool]
 ) -> None:
-    monkeypatch.setattr("krylov_descent.tensor_cores.products.LEAST_WORK_ALONE", 200 * 100 * 80)
+    monkeypatch.setattr("krylov_descent.tensor_cores.matrices.LEAST_WORK_ALONE", 200 * 100 * 80)
     with torch.device(CUDA), entry.tensor_core_products(CUDA, sparing=True):
         assert entry.under_way() is None
         a, b = drawn(200, 100), drawn(100, 80, seed=1)
@@ -399,13 +420,13 @@ def test_a_cross_entropy_has_both_derivatives(products: Any) -> None:
 @pytest.mark.parametrize("shape", [(3000, 500), (60, 6), (20_000, 25)])
 def test_sums_over_rows(products: Any, shape: tuple[int, int]) -> None:
     x, w = drawn(*shape), drawn(shape[0], 30, seed=1)
-    sums = products.sums_over_rows(x, squares=True)
+    sums = products.matrices.sums_over_rows(x, squares=True)
     exact = torch.cat([x.double().sum(0), x.double().square().sum(0)])
     assert error(sums, exact) < EXACT
     into = torch.zeros(shape[1] + 1)[1:]
-    assert products.sums_over_rows(x, squares=False, out=into) is into
+    assert products.matrices.sums_over_rows(x, squares=False, out=into) is into
     assert error(into, exact[: shape[1]]) < 10 * EXACT  # of which most cancels
-    found = products.product_of_squares(x, w)
+    found = products.matrices.product_of_squares(x, w)
     assert error(found, x.double().square().t() @ w.double().square()) < ROUGH
 
 

@@ -137,7 +137,7 @@ class Factored:
         """Σ δ, likewise."""
         products = under_way()
         if products is not None:
-            found: Tensor | None = products.sums_over_rows(delta, squares=False, out=place)
+            found: Tensor | None = products.matrices.sums_over_rows(delta, squares=False, out=place)
             if found is not None:
                 return found
         # A product, because on a GPU torch's sum over rows takes several times as long.

@@ -306,8 +306,8 @@ def _sums_over_samples(x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor
     """δᵀx, (δ²)ᵀx², Σ δ and Σ δ², for x [m, inputs] and δ [m, outputs]."""
     products = under_way()
     if products is not None:
-        squares = products.product_of_squares(delta, x)
-        sums = products.sums_over_rows(delta, squares=True)
+        squares = products.matrices.product_of_squares(delta, x)
+        sums = products.matrices.sums_over_rows(delta, squares=True)
         if squares is not None and sums is not None:
             of_bias, bias_squares = sums.chunk(2)
             return delta.t() @ x, squares, of_bias, bias_squares

@@ -11,8 +11,9 @@ A product waits until it is known what is made of it. If that is a sum or such a
 kernel makes everything, and the product itself is never written; for narrow layers one kernel for
 several of them. Whatever else looks at it has it made first (`pending`).
 
-Matrices are multiplied here. What passes by else is handed on, to `functions_of_products` or to
-`long_vectors`; `entropy_derivatives` is asked by the loss.
+What passes by is handed on, to `matrices`, `functions_of_products` or `long_vectors`;
+`entropy_derivatives` is asked by the loss. None of them knows the mode itself: as soon as nobody
+has use for it, its memory is free, and no collector of garbage has to find it first.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,22 +25,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from krylov_descent.precision import SETTINGS, forward_precision
-from krylov_descent.tensor_cores import chains, halves, vectors
+from krylov_descent.tensor_cores import halves, vectors
 from krylov_descent.tensor_cores.entropy_derivatives import EntropyDerivatives
 from krylov_descent.tensor_cores.functions_of_products import FUNCTIONS, FunctionsOfProducts
-from krylov_descent.tensor_cores.halves import Halves, Product
 from krylov_descent.tensor_cores.knowledge import Bounds, Knowledge
-from krylov_descent.tensor_cores.layouts import is_ours, is_rows, rows_of
+from krylov_descent.tensor_cores.layouts import is_rows, rows_of
 from krylov_descent.tensor_cores.long_vectors import LongVectors
+from krylov_descent.tensor_cores.matrices import Matrices
 from krylov_descent.tensor_cores.pending import Pending
 
 aten = torch.ops.aten
 PLAIN = {Tensor, torch.nn.Parameter}
-# Fewer multiplications than this are as fast elsewhere; longer sums are none of a layer's (all
-# inner products between the rows of a basis, say).
-LEAST_WORK, LONGEST_SUM = 1 << 15, 1 << 17
-# The same where each product has to make its halves by itself, which takes up to four kernels.
-LEAST_WORK_ALONE = 1 << 27
 
 # Of the operations that are ours, those that want all their arguments made.
 LOOKING = {
@@ -62,7 +58,8 @@ class TensorCoreProducts(TorchDispatchMode):
             between its layers that are not known here.
 
     Attributes:
-        long_vectors: what is done with those, such as the rows of a basis.
+        matrices: what is done with those.
+        long_vectors: likewise, such as the rows of a basis.
         entropies: cross entropies, and their derivatives.
     """
 
@@ -80,11 +77,12 @@ class TensorCoreProducts(TorchDispatchMode):
         self._bounds = Bounds(device)
         self._pending = Pending(device, self._known, self._bounds)
         self.long_vectors = LongVectors(device, self._known, self._pending)
+        self.matrices = Matrices(device, self._pending, self.long_vectors, sparing=sparing)
         self.entropies = EntropyDerivatives(device, self._known, self._bounds, self._pending)
         self._ours: dict[Any, Callable[..., Any]] = {
-            aten.mm.default: self._mm,
-            aten.mm.out: self._mm_out,
-            aten.addmm.default: self._addmm,
+            aten.mm.default: self.matrices.mm,
+            aten.mm.out: self.matrices.mm_out,
+            aten.addmm.default: self.matrices.addmm,
             aten.mv.default: self.long_vectors.mv,
             aten.addmv.default: self.long_vectors.addmv,
             aten.addmv_.default: self.long_vectors.addmv_,
@@ -172,79 +170,6 @@ class TensorCoreProducts(TorchDispatchMode):
         self._pending.settled(source)
         vectors.move(source, target)
 
-    # Operations -----------------------------------------------------------------------------
-
-    def _mm(self, a: Tensor, b: Tensor) -> Any:
-        of_rows = self.long_vectors.is_gram(a, b)
-        found = self.long_vectors.gram(a) if of_rows else self._product(a, b)
-        return aten.mm.default(*self._pending.all_settled(a, b)) if found is None else found
-
-    def _mm_out(self, a: Tensor, b: Tensor, *, out: Tensor) -> Any:
-        fits = is_rows(out, self._device) and out.shape == (a.shape[0], b.shape[1])
-        found = self._product(a, b, out=out) if fits else None
-        return aten.mm.out(a, b, out=out) if found is None else found
-
-    def _addmm(self, bias: Tensor, a: Tensor, b: Tensor, **factors: Any) -> Any:
-        plain = not factors and is_ours(bias, self._device) and bias.is_contiguous()
-        found = self._product(a, b, bias) if plain and bias.shape == b.shape[1:] else None
-        if found is not None:
-            return found
-        return aten.addmm.default(*self._pending.all_settled(bias, a, b), **factors)
-
-    # Sums over samples ----------------------------------------------------------------------
-
-    def sums_over_rows(self, x: Tensor, *, squares: bool, out: Tensor | None = None) -> Any:
-        """Σ x over rows [columns], and with squares their sum [columns] behind it; or None."""
-        if not (x.dim() == 2 and is_rows(x, self._device) and halves.fits(x)):
-            return None
-        self._pending.settled(x)
-        return vectors.sum_columns(x.detach(), squares=squares, out=out)
-
-    def product_of_squares(self, a: Tensor, b: Tensor) -> Tensor | None:
-        """(a²)ᵀ b² for a [m, outputs] and b [m, inputs], with the digits of tf32; or None."""
-        fits = all(x.dim() == 2 and is_rows(x, self._device) and halves.fits(x) for x in (a, b))
-        if SETTINGS.fp32_precision not in ("none", "tf32") or not fits or len(a) > LONGEST_SUM:
-            return None
-        of_a, of_b = self._squared(a), self._squared(b)
-        return halves.product(Product(of_a, of_b, a_along=False, b_along=False, three=False))
-
-    def _squared(self, x: Tensor) -> Halves:
-        rows = x.detach()
-        found = self._pending.halves_of(rows, three=False)
-        return halves.square(found, self._pending.bound_of(rows))
-
-    # Products -------------------------------------------------------------------------------
-
-    def _product(
-        self, a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None
-    ) -> Tensor | None:
-        """a [M, K] times b [K, N] plus bias [N]; None where it is better made elsewhere."""
-        precision, least = SETTINGS.fp32_precision, LEAST_WORK
-        if self.sparing:
-            precision, least = "ieee" if precision == "tf32" else precision, LEAST_WORK_ALONE
-        ours = is_ours(a, self._device) and is_ours(b, self._device)
-        if precision not in ("none", "tf32") or not ours:
-            return None
-        if not a.dim() == b.dim() == 2 or a.shape[1] != b.shape[0]:
-            return None  # torch says what is wrong
-        (m, k), n = a.shape, b.shape[1]
-        if m * n * k < least or min(m, n) < 2 or k > LONGEST_SUM or m * n > halves.LARGEST:
-            return None
-        a_along, b_along = a.stride(1) == 1, b.stride(0) == 1
-        rows_of_a, rows_of_b = a if a_along else a.t(), b.t() if b_along else b
-        if not all(_has_rows(rows) and halves.fits(rows) for rows in (rows_of_a, rows_of_b)):
-            return None
-        three = precision == "none"
-        # A weight gradient is the last of its kind: nothing is made of it.
-        waits = a_along and out is None and not self.sparing
-        if bias is not None:
-            self._pending.settled(bias)
-        of_b = self._pending.halves_of(rows_of_b, three)
-        narrow = waits and chains.is_narrow(m, n, k)
-        of_a = self._pending.operand(rows_of_a, three=three, narrow=narrow)
-        product = Product(of_a, of_b, a_along, b_along, three, bias)
-        return self._pending.wait(product) if waits else halves.product(product, out=out)
-
     def _find_bound(self, rows: Tensor) -> None:
         """Have it known, and no more: whoever has use for it waits for it then."""
         self._pending.bound_of(rows)
@@ -256,11 +181,6 @@ def _tensors_in(given: Any) -> Iterator[Tensor]:
     elif isinstance(given, tuple | list | dict):
         for part in given.values() if isinstance(given, dict) else given:
             yield from _tensors_in(part)
-
-
-def _has_rows(x: Tensor) -> bool:
-    """Whether it lies in memory row by row."""
-    return x.stride(1) == 1 and x.stride(0) >= x.shape[1]
 
 
 def _written(schema: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
