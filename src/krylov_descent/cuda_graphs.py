@@ -34,10 +34,11 @@ Part = Callable[..., Any]
 
 
 def is_on_tensor_cores(network: Network) -> bool:
-    """Whether recordings of a network have their products of float32 matrices on tensor cores."""
-    parameters = network.parameters
-    large = parameters.numel >= SMALLEST_STACK
-    return large and network.is_stack and possible(parameters.device)
+    """Whether recordings of a network have all their products of float32 matrices on tensor cores.
+
+    Others may have their largest ones there.
+    """
+    return network.is_stack and _is_large(network) and possible(network.parameters.device)
 
 
 def is_foreign(given: object) -> bool:
@@ -261,10 +262,9 @@ def _record(
     """
     device = torch.device("cuda", torch.cuda.current_device())
     before, pool = (None, None) if after is None else (after.products, after.graph.pool())
-    stack = network.is_stack
     products: Callable[[], AbstractContextManager[Any]] = nullcontext
-    if network.parameters.numel >= (SMALLEST_STACK if stack else SMALLEST_OTHER):
-        products = partial(tensor_core_products, device, before, sparing=not stack)
+    if _is_large(network):
+        products = partial(tensor_core_products, device, before, sparing=not network.is_stack)
     current, side = torch.cuda.current_stream(), _recording_stream(torch.cuda.current_device())
     capture = partial(_captured, function, products, side, pool, kept)
     side.wait_stream(current)
@@ -281,6 +281,11 @@ def _record(
         # What torch keeps for later is of no use to a recording, which has memory of its own.
         torch.cuda.empty_cache()
         return capture()
+
+
+def _is_large(network: Network) -> bool:
+    """Whether its products are worth loading kernels for."""
+    return network.parameters.numel >= (SMALLEST_STACK if network.is_stack else SMALLEST_OTHER)
 
 
 def _may_be_recorded_at_once(network: Network) -> bool:
