@@ -194,7 +194,7 @@ def test_gradients_are_autograds(name: str) -> None:
     network = objective.network
     with recorded_linear_layers(network.eager) as layers:
         losses = network.sample_losses(batch)
-    found = Reach(network, layers).gradients(losses)
+    found = Reach(network, layers, [losses]).gradients(losses)
     expected = network.gradients(network.sample_losses(batch))
     for ours, theirs in zip(found, expected, strict=True):
         assert ours is not None
@@ -216,7 +216,7 @@ def test_directions_move_the_outputs_as_differences_say(name: str, zeros: Sequen
     expected = (outputs_at(1e-5) - outputs_at(-1e-5)) / 2e-5
     with recorded_linear_layers(network.eager) as layers:
         outputs = model(batch.inputs)
-    reach = Reach(network, layers)
+    reach = Reach(network, layers, [outputs])
     u = torch.zeros_like(outputs, requires_grad=True)
     images = torch.autograd.grad(outputs, reach.tensors, u, create_graph=True)
     (found,) = torch.autograd.grad(images, u, reach.from_parameters(pieces))
@@ -307,7 +307,7 @@ def test_frozen_weights_and_biases_are_left_out() -> None:
     assert objective.network.trusted_layers == {"0", "2"}
     with recorded_linear_layers(model) as layers:
         losses = objective.network.sample_losses(Batch(x, y, SAMPLES))
-    reach = Reach(objective.network, layers)
+    reach = Reach(objective.network, layers, [losses])
     found = reach.gradients(losses)
     expected = torch.autograd.grad(F.mse_loss(model(x), y) * SAMPLES, trainable)
     for ours, theirs in zip(found, expected, strict=True):
@@ -326,7 +326,7 @@ def test_outputs_that_autograd_has_no_use_for_are_let_go() -> None:
     with recorded_linear_layers(model) as layers:
         losses = objective.network.sample_losses(batch)
     hidden = weakref.ref(layers[0].outputs[0])
-    reach = Reach(objective.network, layers)
+    reach = Reach(objective.network, layers, [losses])
     layers.clear()
     assert hidden() is None
     assert all(gradient is not None for gradient in reach.gradients(losses))
@@ -339,7 +339,7 @@ def test_on_a_cpu_gradients_are_pieces_of_one_vector_of_their_own() -> None:
     def gradients() -> list[Tensor | None]:
         with recorded_linear_layers(network.eager) as layers:
             losses = network.sample_losses(batch)
-        return Reach(network, layers).gradients(losses)
+        return Reach(network, layers, [losses]).gradients(losses)
 
     pieces = gradients()
     vector, first = network.parameters.flatten(pieces), pieces[0]
@@ -367,7 +367,7 @@ def test_what_the_losses_do_not_depend_on_is_zero_in_the_vector() -> None:
     objective.probe(batch)
     with recorded_linear_layers(objective.network.eager) as layers:
         losses = objective.network.sample_losses(batch)
-    found = Reach(objective.network, layers).gradients(losses)
+    found = Reach(objective.network, layers, [losses]).gradients(losses)
     assert [piece is None for piece in found] == [False, False, True, True]
     vector = objective.parameters.flatten(found)
     assert vector[: INPUTS * OUTPUTS].any()

@@ -1,10 +1,13 @@
 """A network on aliases of its parameters, for what runs on a stream of its own."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from krylov_descent.batches import Batch, Tree, tensors_in
 from krylov_descent.branches import begin
+from krylov_descent.graph_walks import leaves
 from krylov_descent.network import Network
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.tensor_cores.entry import under_way
@@ -46,3 +49,27 @@ class Aliased(Network):
         return original.call_with(
             self.parameters.tensors, self.names, lambda: original.outputs(batch, eager=eager)
         )
+
+    def losses_of(self, outputs: Tree, batch: Batch, *, eager: bool = False) -> Tensor:
+        # Also a loss may use the parameters of the model, for a penalty.
+        losses: Tensor = self._original.call_with(
+            self.parameters.tensors,
+            self.names,
+            lambda: self._original.losses_of(outputs, batch, eager=eager),
+        )
+        return losses
+
+    def check_leaves(self, roots: Sequence[Tensor]) -> None:
+        """Refuse a graph that uses a parameter itself, and not its alias.
+
+        Raises:
+            RuntimeError: forward pass or loss hold a tensor of the model outside of its modules, in
+                a list for example. The graph of the roots is no function of the aliases alone.
+        """
+        names = dict(zip(map(id, self._original.parameters.tensors), self.names, strict=True))
+        found = next((names[id(leaf)] for leaf in leaves(roots) if id(leaf) in names), None)
+        if found is not None:
+            raise RuntimeError(
+                f"the forward pass or the loss holds {found!r} itself: read it from the model at "
+                "each call"
+            )

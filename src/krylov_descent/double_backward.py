@@ -102,14 +102,15 @@ def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
     with recorded_linear_layers(network.eager) as layers, LeanFunctions(only_linear=True):
         outputs = outputs_of(network, batch)
     middle = network.output_hessian(outputs, batch)
-    return linearize_outputs(Reach(network, layers), floating(outputs), middle)
+    found = floating(outputs)
+    return linearize_outputs(Reach(network, layers, found), found, middle)
 
 
 def fisher(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ gᵢgᵢᵀv over the batch: Gauss-Newton of the per-sample losses with H_E = I."""
     with recorded_linear_layers(network.eager) as layers, LeanFunctions(only_linear=True):
         losses = losses_of(network, batch)
-    return linearize_outputs(Reach(network, layers), [losses], lambda tangents: tangents)
+    return linearize_outputs(Reach(network, layers, [losses]), [losses], lambda tangents: tangents)
 
 
 def hessian(network: Network, batch: Batch) -> BatchProduct:
@@ -118,6 +119,7 @@ def hessian(network: Network, batch: Batch) -> BatchProduct:
     with LeanFunctions():
         losses = losses_of(network, batch)
     require_graph(losses)
+    network.check_leaves([losses])
     gradient: tuple[Tensor | None, ...] = torch.autograd.grad(
         losses, parameters, torch.ones_like(losses), create_graph=True, allow_unused=True
     )

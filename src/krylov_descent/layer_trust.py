@@ -1,18 +1,22 @@
 """Which Linear layers are what they seem from outside (see `linear_layers`).
 
-A layer is trusted only where its calls are all that the graph of a few samples knows of its
-parameters, and δᵀx is autograd's own gradient there. A weight that is tied or used elsewhere, if
-only a little, is not, nor is one in a forward pass that itself differentiates.
+Two checks decide, and a layer must pass both:
+
+- once for a model, on a few samples: δᵀx is autograd's own gradient (`trusted_layers`);
+- in the graph of every forward pass that is differentiated: nothing but the layer's calls uses its
+  weight and bias (`usable_layers`). A model may tie or reuse a weight, penalise it or differentiate
+  through it at some steps or for some samples only.
+
+A layer that fails is left to autograd.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from krylov_descent.graph_walks import layers_used_elsewhere
 from krylov_descent.linear_layers import Factored, LinearLayer
 from krylov_descent.network import Network
 
@@ -25,21 +29,28 @@ def trust_tolerance(epsilon: float) -> float:
     return FINE_TOLERANCE if epsilon < FINE_TOLERANCE / 10 else COARSE_TOLERANCE
 
 
-def uses_of_parameters(losses: Tensor) -> Counter[int]:
-    """How often the graph of the losses uses each parameter, by its id."""
-    uses: Counter[int] = Counter()
-    seen: set[Any] = set()
-    nodes: list[Any] = [losses.grad_fn]
-    while nodes:
-        for node, _ in nodes.pop().next_functions:
-            if node is None:
-                continue
-            if node.name() == "torch::autograd::AccumulateGrad":
-                uses[id(node.variable)] += 1
-            elif node not in seen:
-                seen.add(node)
-                nodes.append(node)
-    return uses
+def usable_layers(
+    network: Network, roots: Sequence[Tensor], layers: Sequence[LinearLayer]
+) -> list[LinearLayer]:
+    """The trusted layers for which ∂roots/∂W is δᵀx in this graph.
+
+    Args:
+        network: the model, or aliases of it.
+        roots: what is differentiated.
+        layers: of the forward pass that gave the roots.
+    """
+    names = {id(module): name for name, module in network.eager.named_modules()}
+    trusted = [layer for layer in layers if names.get(id(layer.module)) in network.trusted_layers]
+    return used_nowhere_else(roots, trusted)
+
+
+def used_nowhere_else(
+    roots: Sequence[Tensor], layers: Sequence[LinearLayer]
+) -> list[LinearLayer]:
+    """Those layers whose calls are all that the graph of the roots knows of their parameters."""
+    there = [layer for layer in layers if layer.in_graph()]
+    elsewhere = layers_used_elsewhere(roots, there)
+    return [layer for i, layer in enumerate(there) if i not in elsewhere]
 
 
 def trusted_layers(
@@ -60,24 +71,23 @@ def trusted_layers(
     """
     names = {id(module): name for name, module in network.eager.named_modules()}
     position = {id(p): i for i, p in enumerate(network.parameters.tensors)}
-    candidates = [
+    trained = [
         layer
         for layer in layers
-        if layer.in_graph() and {id(layer.module.weight), id(layer.module.bias)} & position.keys()
+        if {id(layer.module.weight), id(layer.module.bias)} & position.keys()
     ]
+    candidates = used_nowhere_else([losses], trained)
     if not candidates or not losses.requires_grad:
         return frozenset()
     outputs = [z for layer in candidates for z in layer.outputs]
     deltas = torch.autograd.grad(
         losses, outputs, torch.ones_like(losses), retain_graph=True, allow_unused=True
     )
-    uses, tolerance = uses_of_parameters(losses), trust_tolerance(epsilon)
+    tolerance = trust_tolerance(epsilon)
     ones = partial(torch.ones, 1, device=network.parameters.device)
     found, start = set(), 0
     for layer in candidates:
         own = deltas[start : (start := start + len(layer.outputs))]
-        if not layer.is_all_of(uses, own):
-            continue
         factored = Factored(layer, position, ones)
         delta, gradients = factored.joined(own), []
         if delta is not None and factored.weight is not None:

@@ -11,7 +11,6 @@ where autograd has several for each call and adds them up.
 """
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,30 +37,29 @@ class LinearLayer:
         module: the layer.
         inputs: x of each call [m, …, in], out of the graph.
         outputs: z of each call [m, …, out].
-        versions: of the outputs; they change when an activation is computed in place.
+        sources: the node of the graph that each x comes from; None where it comes from none.
+        versions: of inputs and outputs; they change when something is computed in place.
     """
 
     module: nn.Linear
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    sources: list[Any] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, x: Tensor, z: Tensor) -> None:
+        """Note a call."""
+        self.inputs.append(x.detach())
+        self.outputs.append(z)
+        self.sources.append(get_gradient_edge(x).node if x.requires_grad else None)
+        self.versions.append((_version(x), _version(z)))
 
     def in_graph(self) -> bool:
-        """Whether the outputs are in the graph, as the layer left them."""
+        """Whether the outputs are in the graph, and x and z as they were in the call."""
         return all(
-            z.requires_grad and z._version == version
-            for z, version in zip(self.outputs, self.versions, strict=True)
+            z.requires_grad and (_version(x), _version(z)) == versions
+            for x, z, versions in zip(self.inputs, self.outputs, self.versions, strict=True)
         )
-
-    def is_all_of(self, uses: Counter[int], deltas: Sequence[Tensor | None]) -> bool:
-        """Whether nothing but these calls uses weight and bias.
-
-        Args:
-            uses: of each parameter in the graph of the losses, as `uses_of_parameters` counts.
-            deltas: δ of each call; None where the losses do not depend on it.
-        """
-        calls = sum(delta is not None for delta in deltas)
-        return all(uses[id(p)] <= calls for p in (self.module.weight, self.module.bias))
 
 
 @contextmanager
@@ -75,22 +73,27 @@ def recorded_linear_layers(model: nn.Module) -> Iterator[list[LinearLayer]]:
             if id(module) not in known:
                 known[id(module)] = LinearLayer(module)
                 layers.append(known[id(module)])
-            layer = known[id(module)]
-            layer.inputs.append(args[0].detach())
-            layer.outputs.append(output)
-            layer.versions.append(output._version)
+            # A layer applied to its own weight is left out: autograd has both uses at one node.
+            if args[0] is not module.weight and args[0] is not module.bias:
+                known[id(module)].add(args[0], output)
 
-    # Before the model's own hooks, which may return something else than z.
+    # Before the model's own hooks, which may return something else than z. A layer whose `forward`
+    # was replaced may compute anything.
     handles = [
         module.register_forward_hook(record, prepend=True)
         for module in model.modules()
-        if type(module) is nn.Linear and module.weight.numel()
+        if type(module) is nn.Linear and module.weight.numel() and "forward" not in vars(module)
     ]
     try:
         yield layers
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was written to; torch does not count that of inference tensors."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 class Factored:

