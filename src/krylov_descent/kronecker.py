@@ -48,9 +48,9 @@ LARGEST_RECORDED = 1 << 25
 class KroneckerFactors:
     """D = (G + γ/π) ⊗ (A + γπ) for each Linear layer, the Fisher diagonal for everything else.
 
-    Layers that are tied or used elsewhere, or have more than 8,192 inputs or outputs, have the
-    diagonal, too. A and G are means over the set B of the step, so that nothing is carried from
-    step to step. G is a sample of the curvature, with random signs that go by the place of a sample
+    Layers that are tied or used elsewhere in the graph of a step, or have more than 8,192 inputs or
+    outputs, have the diagonal, too. A and G are means over the set B of the step, so that nothing
+    is carried from step to step. G is a sample of the curvature, with random signs that go by the place of a sample
     in its micro-batch: other micro-batches, and samples spread over ranks, give another, as good.
 
     Args:
@@ -138,7 +138,11 @@ class KroneckerFactors:
         self._make_room(places, objective.parameters)
 
         def make(network: Network, batch: Batch, normaliser: Tensor, *squares: Tensor) -> None:
-            sums = sums_of(network, batch, places, form).split([p.numbers for p in places])
+            moments, left_out = sums_of(network, batch, places, form)
+            without = left_out & {place.name for place in places}
+            if without:
+                raise RuntimeError(f"the weight of {without.pop()!r} is used outside of its layer")
+            sums = moments.split([place.numbers for place in places])
             self._make(sums, normaliser, network.parameters, *squares)
 
         normaliser = objective.network.loss.normaliser(batch.targets, batch.size)
@@ -159,14 +163,16 @@ class KroneckerFactors:
         parameters, ranks = objective.parameters, objective.ranks
         places = linear_places(objective.network)
         total = parameters.tensors[0].new_zeros(sum(place.numbers for place in places))
-        normaliser, distrusted = 0.0, [0.0] * len(places)
+        normaliser, distrusted, left_out = 0.0, [0.0] * len(places), set[str]()
         with ranks.own_work():
             for batch in batches:
                 form = self._form_in_outputs(objective, batch)
-                total += sums_of(objective.network, batch, places, form)
+                found = sums_of(objective.network, batch, places, form)
+                total += found.moments
+                left_out |= found.left_out
                 normaliser += float(objective.network.loss.normaliser(batch.targets, batch.size))
             if batches:
-                trusted = objective.network.trusted_layers
+                trusted = objective.network.trusted_layers - left_out
                 distrusted = [float(place.name not in trusted) for place in places]
         # All ranks decide alike: also one without samples, which does not know what to trust.
         numbers = torch.tensor([normaliser, *distrusted], dtype=torch.float64)
@@ -174,6 +180,11 @@ class KroneckerFactors:
         sums = ranks.sum_vector(total).split([p.numbers for p in places])
         kept = [i for i, count in enumerate(distrusted) if not count]
         self._make_room([places[i] for i in kept], parameters)
+        without = len(_covered([places[i] for i in kept])) < len(parameters.tensors)
+        if without and self._squares is None:
+            # A layer that the probe trusted is used elsewhere in the graph of B.
+            pairs = [(batch.inputs, batch.targets) for batch in batches]
+            self._squares = objective.value_gradient_and_squares(pairs).squares
         own = [sums[i] for i in kept]
         self._make(own, total.new_tensor(normaliser), parameters, self._squares)
 

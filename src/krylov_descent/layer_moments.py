@@ -7,6 +7,7 @@ What comes back, δ, starts at the outputs with a sample of the loss's curvature
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from krylov_descent.batches import Batch
 from krylov_descent.branches import side_by_side
 from krylov_descent.double_backward import floating
+from krylov_descent.layer_trust import usable_layers
 from krylov_descent.linear_layers import LinearLayer, recorded_linear_layers
 from krylov_descent.network import Network
 from krylov_descent.output_root import Form, root_times_signs
@@ -68,18 +70,31 @@ def trusted_places(network: Network) -> list[LinearPlace]:
     return [place for place in linear_places(network) if place.name in network.trusted_layers]
 
 
-def sums_of(network: Network, batch: Batch, places: list[LinearPlace], form: Form) -> Tensor:
-    """Σ xxᵀ, Σ δδᵀ and the number of rows of each layer, flat; zeros where it is not trusted."""
+class Sums(NamedTuple):
+    """Of one batch.
+
+    Attributes:
+        moments: Σ xxᵀ, Σ δδᵀ and the number of rows of each layer, flat; zeros where it has none.
+        left_out: names of layers that the batch goes through, but that have no factors in its
+            graph (see `layer_trust`).
+    """
+
+    moments: Tensor
+    left_out: set[str]
+
+
+def sums_of(network: Network, batch: Batch, places: list[LinearPlace], form: Form) -> Sums:
+    """The sums of these layers over a batch."""
     with recorded_linear_layers(network.eager) as layers:
         outputs = network.outputs(batch, eager=True)
-    names = {id(module): name for name, module in network.eager.named_modules()}
-    trusted = {place.name: place for place in places if place.name in network.trusted_layers}
-    calls = {
-        trusted[names[id(layer.module)]]: layer
-        for layer in layers
-        if names[id(layer.module)] in trusted and layer.in_graph()
-    }
     found = floating(outputs)
+    names = {id(module): name for name, module in network.eager.named_modules()}
+    here = {place.name: place for place in places}
+    usable = {
+        names[id(layer.module)]: layer for layer in usable_layers(network, found, layers)
+    }
+    calls = {here[name]: layer for name, layer in usable.items() if name in here}
+    left_out = {names[id(layer.module)] for layer in layers} - usable.keys()
     root = root_times_signs(network.output_hessian(outputs, batch), found, form)
     active = [(z, r) for z, r in zip(found, root, strict=True) if z.requires_grad]
     deltas: Iterator[Tensor] = iter(())
@@ -99,9 +114,10 @@ def sums_of(network: Network, batch: Batch, places: list[LinearPlace], form: For
     ]
     moments = dict(zip(calls, side_by_side(jobs), strict=True))
     like = network.parameters.tensors[0]
-    return torch.cat(
+    flat = torch.cat(
         [like.new_zeros(0), *(moments.get(p, like.new_zeros(p.numbers)) for p in places)]
     )
+    return Sums(flat, left_out)
 
 
 def _moments(layer: LinearLayer, deltas: list[Tensor], place: LinearPlace) -> Tensor:

@@ -1,10 +1,12 @@
 """Whether what has been recorded of a network is still what it does.
 
 A Python number that a forward pass reads (an annealed weight, say) is none of what a recording is
-known by (see `recorded_parts`). So at each step, and outside of steps at each use, a few samples
-are run both ways; if they differ by a thousandth, everything is recorded anew. (Mini-batches are
-recorded on request alone: with dropout both ways always differ.) In a step the host need not wait
-for the answer, and has other things to do meanwhile.
+known by (see `recorded_parts`), and neither is a flag. So at each step, and outside of steps at
+each use, a few samples are run both ways. If their losses differ by a thousandth, or the autograd
+graph has other operations than at the comparison before (a penalty is switched on, if only a small
+one), everything is recorded anew. (Mini-batches are recorded on request alone: with dropout both
+ways always differ.) In a step the host need not wait for the answer, and has other things to do
+meanwhile.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -16,7 +18,8 @@ import torch
 from torch import Tensor
 
 from krylov_descent.aliased import Aliased
-from krylov_descent.batches import Batch
+from krylov_descent.batches import Batch, tensors_in
+from krylov_descent.graph_walks import structure
 from krylov_descent.network import Network
 from krylov_descent.on_the_way import OnTheWay
 from krylov_descent.precision import precisions
@@ -45,10 +48,17 @@ class Recordings(RecordedParts):
         self._looks: _Looks | None = None
         self._meanwhile: Callable[[], Any] | None = None
         self._postpones = False
+        self._structures: dict[tuple[Any, ...], int] = {}
         self.refuted = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_looks": None, "_meanwhile": None, "_postpones": False}
+        nothing: dict[str, Any] = {"_looks": None, "_meanwhile": None, "_structures": {}}
+        return super().__getstate__() | nothing | {"_postpones": False}
+
+    def clear(self) -> None:
+        """Forget everything: the model has changed."""
+        super().clear()
+        self._structures = {}
 
     def release(self, *, but: Collection[str]) -> None:
         """Let go of all but these, and of their memory: the rest will be others from now on."""
@@ -161,11 +171,24 @@ class Recordings(RecordedParts):
         # On a stream of its own with a place of its own in autograd: see `Aliased`.
         network = self._network if pulse.moment is None else Aliased(self._network)
         with beside_what_follows(pulse.moment, network.parameters.device):
-            fresh = network.sample_losses(pulse.few, eager=True).detach().double()
+            losses = network.sample_losses(pulse.few, eager=True)
+            fresh = losses.detach().double()
             error, size = (pulse.losses.double() - fresh).abs().sum(), fresh.abs().sum()
             # Losses that are zero, of targets to ignore, or not finite tell nothing.
             tell = (size > 0) & size.isfinite()
-            return OnTheWay(torch.stack([error <= PULSE_TOLERANCE * size, tell]))
+            agree = error <= PULSE_TOLERANCE * size
+            if not self._is_as_before(network, pulse.few, losses):
+                agree, tell = torch.zeros_like(agree), torch.ones_like(tell)
+            return OnTheWay(torch.stack([agree, tell]))
+
+    def _is_as_before(self, network: Network, few: Batch, losses: Tensor) -> bool:
+        """Whether the graph of the losses is as at the last comparison, where there was one."""
+        if not losses.requires_grad:
+            return True
+        kind = network.autocast, *(t.shape for t in tensors_in((few.inputs, few.targets)))
+        now = structure([losses], network.parameters.tensors)
+        before, self._structures[kind] = self._structures.get(kind, now), now
+        return before == now
 
     def _decide(self, precision: Precision, found: OnTheWay) -> bool:
         agree, telling = found.read()
