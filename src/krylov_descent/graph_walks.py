@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from krylov_descent.linear_layers import LinearLayer
 
@@ -23,7 +24,7 @@ def layers_used_elsewhere(roots: Sequence[Tensor], layers: Sequence[LinearLayer]
     another layer, and a derivative that the forward pass takes through the layer are ways around.
 
     Args:
-        roots: what derivatives are taken of; those without a graph are ignored.
+        roots: what derivatives are taken of.
         layers: of the forward pass that gave the roots, with outputs in the graph.
 
     Returns:
@@ -41,16 +42,27 @@ def layers_used_elsewhere(roots: Sequence[Tensor], layers: Sequence[LinearLayer]
                 own.setdefault(node, set()).add(index)
     used: set[int] = set()
     nothing: set[int] = set()
-    for node, child in _edges(_nodes_of(roots)):
+    for node, child in edges(roots):
         entered = own.get(child)
         if entered is not None:
             used |= entered - own.get(node, nothing) - heads.get(node, nothing)
     return used
 
 
+def edges(roots: Sequence[Tensor]) -> Iterator[tuple[Node | None, Node]]:
+    """All edges (node, child) of the graph of the roots, each once, in a fixed order.
+
+    The node is None for an edge that leads to a root, which may be a parameter.
+    """
+    # By its edge: a leaf has no grad_fn.
+    nodes = [get_gradient_edge(root).node for root in roots if root.requires_grad]
+    yield from ((None, node) for node in nodes)
+    yield from _edges(nodes)
+
+
 def leaves(roots: Sequence[Tensor]) -> Iterator[Tensor]:
     """The tensors at which the graph of the roots ends, once for each use."""
-    for _, child in _edges(_nodes_of(roots)):
+    for _, child in edges(roots):
         if child.name() == ACCUMULATE:
             yield child.variable
 
@@ -64,15 +76,12 @@ def structure(roots: Sequence[Tensor], parameters: Sequence[Tensor]) -> int:
     position = {id(p): i for i, p in enumerate(parameters)}
     numbers: dict[Node, int] = {}
     found: list[Any] = []
-    for node, child in _edges(_nodes_of(roots)):
-        found.append((numbers.setdefault(node, len(numbers)), node.name()))
-        leaf = position.get(id(child.variable)) if child.name() == ACCUMULATE else None
-        found.append((numbers.setdefault(child, len(numbers)), leaf))
+    for node, child in edges(roots):
+        name = child.name()
+        leaf = position.get(id(child.variable)) if name == ACCUMULATE else None
+        # A node gets its number when it is first seen, as a child.
+        found.append((numbers.get(node), numbers.setdefault(child, len(numbers)), name, leaf))
     return hash(tuple(found))
-
-
-def _nodes_of(roots: Sequence[Tensor]) -> list[Node]:
-    return [root.grad_fn for root in roots if root.grad_fn is not None]
 
 
 def _edges(nodes: Sequence[Node], end: Node | None = None) -> Iterator[tuple[Node, Node]]:

@@ -52,12 +52,12 @@ class LinearLayer:
         self.inputs.append(x.detach())
         self.outputs.append(z)
         self.sources.append(get_gradient_edge(x).node if x.requires_grad else None)
-        self.versions.append((_version(x), _version(z)))
+        self.versions.append((writes_of(x), writes_of(z)))
 
     def in_graph(self) -> bool:
         """Whether the outputs are in the graph, and x and z as they were in the call."""
         return all(
-            z.requires_grad and (_version(x), _version(z)) == versions
+            z.requires_grad and (writes_of(x), writes_of(z)) == versions
             for x, z, versions in zip(self.inputs, self.outputs, self.versions, strict=True)
         )
 
@@ -91,7 +91,7 @@ def recorded_linear_layers(model: nn.Module) -> Iterator[list[LinearLayer]]:
             handle.remove()
 
 
-def _version(tensor: Tensor) -> int:
+def writes_of(tensor: Tensor) -> int:
     """How often it was written to; torch does not count that of inference tensors."""
     return 0 if tensor.is_inference() else tensor._version
 

@@ -4,8 +4,9 @@ Cheap probes on a few samples, at the first batch and again when a `training` fl
 changed: the same samples twice find dropout and random losses; a batch against its halves finds
 BatchNorm in training mode and losses that mix samples; where there are buffers, the same samples
 twice at another point find spectral_norm in training mode. Line searches and
-curvature have no meaning for those, so they are refused with what to do about it. Buffers and the
-global random state are as before afterwards.
+curvature have no meaning for those, so they are refused with what to do about it, and so are
+forward passes that write parameters (see `parameter_writes`). Parameters, buffers and the global
+random state are as before afterwards.
 
 The same few samples tell how much memory a sample's activations take, in what arithmetic the
 forward pass is done, and whether it differentiates by itself.
@@ -27,6 +28,7 @@ from krylov_descent.linear_layers import recorded_linear_layers
 from krylov_descent.losses import LossContractError
 from krylov_descent.messages import first_line
 from krylov_descent.network import Network, modules_in
+from krylov_descent.parameter_writes import check_embeddings, check_graph, parameters_kept
 from krylov_descent.precision import forward_precision
 
 PROBE_SAMPLES = 8
@@ -94,12 +96,19 @@ def probe(network: Network, batch: Batch, model_signature: Signature) -> Finding
     """Run the probes on a few samples of the batch.
 
     Raises:
-        LossContractError: the objective is random, mixes samples or remembers the last ones.
+        LossContractError: the objective is random, mixes samples or remembers the last ones, or its
+            forward pass writes parameters.
     """
     few = batch.spread(PROBE_SAMPLES).to(network.parameters.device)
     devices = [network.parameters.device] if network.parameters.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), buffers_kept(network.model):
+    check_embeddings(network.model)
+    with (
+        torch.random.fork_rng(devices=devices),
+        buffers_kept(network.model),
+        parameters_kept(network.model) as check_parameters,
+    ):
         differentiates = _forward_differentiates(network, few)
+        check_parameters()
         mode = torch.enable_grad() if differentiates else torch.no_grad()
         with mode, _CoarsestArithmetic(network.parameters.dtype) as arithmetic:
             whole = network.sample_losses(few, eager=True).detach().double()
@@ -116,6 +125,7 @@ def probe(network: Network, batch: Batch, model_signature: Signature) -> Finding
         with recorded_linear_layers(network.eager) as layers:
             losses = network.sample_losses(few, eager=True)
         put_out = sum(z.nbytes for layer in layers for z in layer.outputs)
+        check_graph(losses)
         gradients = _gradients(losses, network.parameters.tensors)
         trusted = trusted_layers(network, losses, layers, gradients, epsilon_of(coarsest, device))
     return Findings(
