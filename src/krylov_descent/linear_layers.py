@@ -55,8 +55,9 @@ class LinearLayer:
         self.versions.append((writes_of(x), writes_of(z)))
 
     def in_graph(self) -> bool:
-        """Whether the outputs are in the graph, and x and z as they were in the call."""
-        return all(
+        """Whether each z is in the graph, and is xWᵀ + b of the x and z that are here."""
+        # A `forward` that replaces the class's own may compute anything.
+        return "forward" not in vars(self.module) and all(
             z.requires_grad and (writes_of(x), writes_of(z)) == versions
             for x, z, versions in zip(self.inputs, self.outputs, self.versions, strict=True)
         )
@@ -77,12 +78,11 @@ def recorded_linear_layers(model: nn.Module) -> Iterator[list[LinearLayer]]:
             if args[0] is not module.weight and args[0] is not module.bias:
                 known[id(module)].add(args[0], output)
 
-    # Before the model's own hooks, which may return something else than z. A layer whose `forward`
-    # was replaced may compute anything.
+    # Before the model's own hooks, which may return something else than z.
     handles = [
         module.register_forward_hook(record, prepend=True)
         for module in model.modules()
-        if type(module) is nn.Linear and module.weight.numel() and "forward" not in vars(module)
+        if type(module) is nn.Linear and module.weight.numel()
     ]
     try:
         yield layers
