@@ -88,13 +88,16 @@ def order(played: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
         fixed: tuple[Tensor, ...] = (),
         held: Part | None = None,
         **_: Any,
-    ) -> AsRecorded:
+    ) -> AsRecorded | None:
         shapes = [t.shape for t in (batch.inputs, batch.targets, *given)]
         key: Any = (shapes, [t.data_ptr() for t in fixed])
         if name not in self._held or self._held[name][0] != key:
             own = tuple(tensor.clone() for tensor in given)
             note = partial(played.append, name.split(maxsplit=1)[0])
-            made = AsRecorded(note, self._network, part, batch.map(torch.clone), own, held)
+            try:
+                made = AsRecorded(note, self._network, part, batch.map(torch.clone), own, held)
+            except RuntimeError:  # a part that cannot be recorded
+                return None
             self._held[name] = (key, made)
         recording: AsRecorded = self._held[name][1]
         recording.load(batch, given)
@@ -190,6 +193,28 @@ def test_what_was_done_with_recordings_that_do_not_hold_is_done_again(
 
     plain, found = runs(request, step_each)
     check_alike(found, plain)
+
+
+class Penalised(Tempered):
+    """With another number than 1 a weight has a use that hardly changes the loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        if self.number != 1:
+            outputs = outputs + 1e-6 * self.net[0].weight.square().sum()
+        return outputs
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize("preconditioner", PRECONDITIONERS)
+def test_recordings_without_a_small_new_use_of_a_weight_do_not_hold(preconditioner: str) -> None:
+    model = Penalised()
+    optimizer, refuted = ksd(model, preconditioner), []
+    for number in (1.0, 1.0, 1.0, 1 + 1e-6, 1 + 1e-6, 1.0, 1.0):
+        model.number = number
+        optimizer.step(data())
+        refuted.append(optimizer.objective.recordings.refuted)
+    assert refuted == [0, 0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("preconditioner", PRECONDITIONERS)
