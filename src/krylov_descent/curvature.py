@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent import double_backward, forward_mode
+from krylov_descent.aliased import Aliased
 from krylov_descent.batches import Batch, Stream, Tree, as_samples, map_tensors
 from krylov_descent.cuda_graphs import RecordedProduct
 from krylov_descent.derivative_checks import check_double_backward, check_symmetric
@@ -111,6 +112,11 @@ class Curvature:
             # Also by double backward: that of torch's weight_norm of a convolution is wrong.
             check_symmetric(self.linearize(network, few), parameters, epsilon)
         if not self.keeps_graphs:
+            # Forward mode swaps parameters, as aliases do.
+            aliased = Aliased(network)
+            by_outputs = self.kind == "gauss-newton"
+            found = outputs_of(aliased, few) if by_outputs else losses_of(aliased, few)
+            aliased.check_leaves(floating(found))
             return
         if self.kind == "gauss-newton":
             with LeanFunctions():
