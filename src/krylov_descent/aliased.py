@@ -51,7 +51,8 @@ class Aliased(Network):
         )
 
     def losses_of(self, outputs: Tree, batch: Batch, *, eager: bool = False) -> Tensor:
-        # Also a loss may use the parameters of the model, for a penalty.
+        if self.loss.known:  # torch's own, which uses none of the parameters
+            return super().losses_of(outputs, batch, eager=eager)
         losses: Tensor = self._original.call_with(
             self.parameters.tensors,
             self.names,

@@ -50,8 +50,9 @@ class KroneckerFactors:
 
     Layers that are tied or used elsewhere in the graph of a step, or have more than 8,192 inputs or
     outputs, have the diagonal, too. A and G are means over the set B of the step, so that nothing
-    is carried from step to step. G is a sample of the curvature, with random signs that go by the place of a sample
-    in its micro-batch: other micro-batches, and samples spread over ranks, give another, as good.
+    is carried from step to step. G is a sample of the curvature, with random signs that go by the
+    place of a sample in its micro-batch: other micro-batches, and samples spread over ranks, give
+    another, as good.
 
     Args:
         epsilon: damping relative to the largest block, ε. `KSD(preconditioner="kronecker")` takes a

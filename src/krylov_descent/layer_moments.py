@@ -90,9 +90,7 @@ def sums_of(network: Network, batch: Batch, places: list[LinearPlace], form: For
     found = floating(outputs)
     names = {id(module): name for name, module in network.eager.named_modules()}
     here = {place.name: place for place in places}
-    usable = {
-        names[id(layer.module)]: layer for layer in usable_layers(network, found, layers)
-    }
+    usable = {names[id(layer.module)]: layer for layer in usable_layers(network, found, layers)}
     calls = {here[name]: layer for name, layer in usable.items() if name in here}
     left_out = {names[id(layer.module)] for layer in layers} - usable.keys()
     root = root_times_signs(network.output_hessian(outputs, batch), found, form)

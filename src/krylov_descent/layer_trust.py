@@ -44,9 +44,7 @@ def usable_layers(
     return used_nowhere_else(roots, trusted)
 
 
-def used_nowhere_else(
-    roots: Sequence[Tensor], layers: Sequence[LinearLayer]
-) -> list[LinearLayer]:
+def used_nowhere_else(roots: Sequence[Tensor], layers: Sequence[LinearLayer]) -> list[LinearLayer]:
     """Those layers whose calls are all that the graph of the roots knows of their parameters."""
     there = [layer for layer in layers if layer.in_graph()]
     elsewhere = layers_used_elsewhere(roots, there)

@@ -37,7 +37,7 @@ def check_embeddings(model: nn.Module) -> None:
         if module.scale_grad_by_freq and module.weight.requires_grad:
             raise LossContractError(
                 f"{described} has scale_grad_by_freq=True, so its gradient is not that of the "
-                "loss: make it with scale_grad_by_freq=False, or freeze it with requires_grad_(False)"
+                "loss: make it with scale_grad_by_freq=False, or freeze it by requires_grad_(False)"
             )
 
 

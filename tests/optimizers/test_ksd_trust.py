@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD, KroneckerFactors, Objective
+from krylov_descent.aliased import Aliased
 from krylov_descent.batches import Batch
 from krylov_descent.cuda_graphs import Part
 from krylov_descent.network import Network
@@ -95,7 +96,9 @@ def order(played: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
             own = tuple(tensor.clone() for tensor in given)
             note = partial(played.append, name.split(maxsplit=1)[0])
             try:
-                made = AsRecorded(note, self._network, part, batch.map(torch.clone), own, held)
+                made = AsRecorded(
+                    note, Aliased(self._network), part, batch.map(torch.clone), own, held
+                )
             except RuntimeError:  # a part that cannot be recorded
                 return None
             self._held[name] = (key, made)
@@ -201,7 +204,7 @@ class Penalised(Tempered):
     def forward(self, x: Tensor) -> Tensor:
         outputs = super().forward(x)
         if self.number != 1:
-            outputs = outputs + 1e-6 * self.net[0].weight.square().sum()
+            outputs = outputs + 1e-6 * next(self.parameters()).square().sum()
         return outputs
 
 
@@ -215,6 +218,26 @@ def test_recordings_without_a_small_new_use_of_a_weight_do_not_hold(precondition
         optimizer.step(data())
         refuted.append(optimizer.objective.recordings.refuted)
     assert refuted == [0, 0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize("preconditioner", PRECONDITIONERS)
+def test_a_recorded_gradient_has_the_penalty_of_the_loss(preconditioner: str) -> None:
+    model, (inputs, targets) = Tempered(), data()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        found = (outputs - targets).square().mean(1)
+        if model.number == 1:
+            return found
+        return found + model.number * next(model.parameters()).square().sum()
+
+    optimizer = ksd(model, preconditioner, loss, weight_decay=0.0)
+    for number in (0.2, 0.2, 1.0, 1.0, 0.1, 0.1):
+        model.number = number
+        mean = loss(model(inputs), targets).mean()
+        gradient = torch.autograd.grad(mean, list(model.parameters()))
+        norm = float(torch.cat([part.reshape(-1) for part in gradient]).norm())
+        assert optimizer.step((inputs, targets)).gradient_norm == pytest.approx(norm, rel=1e-9)
 
 
 @pytest.mark.parametrize("preconditioner", PRECONDITIONERS)
