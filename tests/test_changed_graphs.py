@@ -315,6 +315,13 @@ def test_a_parameter_among_the_outputs_is_another_use() -> None:
     assert layers_used_elsewhere([outputs, model.out.weight], layers) == {1}
 
 
+def test_a_layer_may_be_applied_to_its_own_weight_alone() -> None:
+    layer, data = nn.Linear(INPUTS, INPUTS).double(), (samples()[0], samples()[0])
+    objective = Objective(layer, nn.MSELoss(), forward=lambda model, x: x @ model(model.weight))
+    mean = F.mse_loss(data[0] @ layer(layer.weight), data[0])
+    close(objective.value_gradient_and_squares(data).gradient, _gradient(layer, mean))
+
+
 def test_inputs_that_are_overwritten_are_not_multiplied() -> None:
     """Autograd has an error for it, also where δ alone could be found."""
     model, objective = changed(Chain, "none")

@@ -70,13 +70,15 @@ def recorded_linear_layers(model: nn.Module) -> Iterator[list[LinearLayer]]:
     known: dict[int, LinearLayer] = {}
 
     def record(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if isinstance(module, nn.Linear) and args and isinstance(output, Tensor):
-            if id(module) not in known:
-                known[id(module)] = LinearLayer(module)
-                layers.append(known[id(module)])
-            # A layer applied to its own weight is left out: autograd has both uses at one node.
-            if args[0] is not module.weight and args[0] is not module.bias:
-                known[id(module)].add(args[0], output)
+        if not (isinstance(module, nn.Linear) and args and isinstance(output, Tensor)):
+            return
+        # A layer applied to its own weight is left out: autograd has both uses at one node.
+        if args[0] is module.weight or args[0] is module.bias:
+            return
+        if id(module) not in known:
+            known[id(module)] = LinearLayer(module)
+            layers.append(known[id(module)])
+        known[id(module)].add(args[0], output)
 
     # Before the model's own hooks, which may return something else than z.
     handles = [
