@@ -77,7 +77,7 @@ def test_sets_grow_alike(copying: int | None, pair: Group) -> None:
     assert first == second
     for (size, loss), (expected_size, expected_loss) in zip(first, alone, strict=True):
         assert size == expected_size
-        assert loss == pytest.approx(expected_loss, rel=1e-9)
+        assert loss == pytest.approx(expected_loss, rel=1e-7)  # searches end by noise
 
 
 @pytest.mark.parametrize("name", ["hf", "ncg"])

@@ -231,11 +231,11 @@ def bytes_of_steps(name: str, options: dict[str, Any], sizes: Sequence[int]) -> 
     seen: list[tuple[str, str, int]] = []
 
     def counted(function: Any, kind: str) -> Any:
-        def call(tensor: Any, *rest: Any) -> Any:
+        def call(tensor: Any, *rest: Any, **options: Any) -> Any:
             payload = rest[0] if kind == "reduce-scatter" else tensor
             tensors = payload if isinstance(payload, list) else [payload]
             seen.append((ranks._phase, kind, sum(t.nbytes for t in tensors)))
-            return function(tensor, *rest)
+            return function(tensor, *rest, **options)
 
         return call
 
