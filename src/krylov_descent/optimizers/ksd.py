@@ -271,11 +271,9 @@ class KSD(DataOptimizer):
         """Note whether the step has the data of the step before, and draws its sets from them."""
         group = self.param_groups[0]
         growing_sets.begin(group)  # a state that was loaded may be from sets that did not grow
-        agreed_number = self.objective.ranks.agreed_number
-        fingerprint = self._last_data.fingerprint(self._samples(data))
-        same = drawn and growing_sets.same_data(group, fingerprint)
-        group[growing_sets.SAME_DATA] = bool(agreed_number(same))
-        group[growing_sets.FINGERPRINT] = agreed_number(fingerprint)
+        fingerprint = self._last_data.fingerprint(self._samples(data), self.objective.ranks)
+        group[growing_sets.SAME_DATA] = drawn and growing_sets.same_data(group, fingerprint)
+        group[growing_sets.FINGERPRINT] = fingerprint
 
     @property
     def _sizes(self) -> SubsetSizes:
