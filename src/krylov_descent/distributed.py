@@ -18,13 +18,16 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from krylov_descent.messages import first_line
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # Torch 2.13 has new names for these two.
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(
@@ -34,9 +37,9 @@ _reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or ge
     dist, "reduce_scatter_tensor", None
 )
 
-# A string, because a torch that was built without torch.distributed has neither class. A mesh has
-# one dimension; None is the group of all processes.
-ProcessGroup: TypeAlias = "dist.ProcessGroup | dist.DeviceMesh | None"
+# A mesh has one dimension; None is the group of all processes. A torch that was built without
+# torch.distributed has neither class.
+ProcessGroup: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"
 
 FIRST = 0  # the rank whose number counts where ranks could differ
 UNKNOWN = -1  # the length of a stream
@@ -379,7 +382,7 @@ def _place_in(group: Any) -> tuple[int, int]:
 
 def _checked_group(given: Any) -> Any:
     """The process group out of what a user gave as `process_group`."""
-    if isinstance(given, dist.DeviceMesh):
+    if isinstance(given, vars(dist)["DeviceMesh"]):
         if given.ndim != 1:
             raise ValueError(
                 f"`process_group` is a DeviceMesh of {given.ndim} dimensions: give the one along "

@@ -84,9 +84,7 @@ class Launch:
         if device.startswith("cuda"):
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         backend = "nccl" if device.startswith("cuda") else "gloo"
-        dist.init_process_group(
-            backend, store=self._store, rank=self._rank, world_size=self._size
-        )
+        dist.init_process_group(backend, store=self._store, rank=self._rank, world_size=self._size)
         try:
             yield
         finally:

@@ -27,17 +27,20 @@ WHAT_TO_DO = (
 
 def without_ddp(model: nn.Module) -> nn.Module:
     """The module inside, of a model that is a DistributedDataParallel."""
-    while _is_ddp(model):
-        model = model.module
-    return model
+    inside: Any = model
+    while _is_ddp(inside):
+        inside = inside.module
+    found: nn.Module = inside
+    return found
 
 
 def without_any(model: nn.Module) -> nn.Module:
     """The module inside of DistributedDataParallel and torch.compile, in whatever order."""
-    inside = without_ddp(model)
+    inside: Any = without_ddp(model)
     while hasattr(inside, "_orig_mod"):  # as torch.compile has it
         inside = without_ddp(inside._orig_mod)
-    return inside
+    found: nn.Module = inside
+    return found
 
 
 def ddp_in(modules: Sequence[nn.Module]) -> list[nn.Module]:
@@ -107,9 +110,7 @@ def _bare(module: nn.Module) -> dict[str, Any]:
         return {"forward": module.module}
     return {
         name: OrderedDict(
-            (key, hook)
-            for key, hook in getattr(module, name).items()
-            if not _is_of_replicate(hook)
+            (key, hook) for key, hook in getattr(module, name).items() if not _is_of_replicate(hook)
         )
         for name in HOOKS
     }

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,9 @@ def make_with_wrong_groups() -> list[str]:
     outside = dist.new_group([0, 1])
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
 
-    def make_with(group: Any) -> KSD:
-        return KSD(net(), nn.CrossEntropyLoss(), process_group=group)
-
-    return [told(lambda group=group: make_with(group)) for group in (outside, mesh, "world")]
+    groups: list[Any] = [outside, mesh, "world"]
+    make_with = partial(KSD, net(), nn.CrossEntropyLoss())
+    return [told(partial(make_with, process_group=group)) for group in groups]
 
 
 def copies_in_a_group() -> dict[str, Any]:

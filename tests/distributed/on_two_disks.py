@@ -1,4 +1,4 @@
-"""The command `ksd`, of which rank 1 works in an empty folder of its own, as on another node's disk.
+"""The command `ksd`, of which rank 1 works in an empty folder, as on another node's disk.
 
 Run by torchrun, in the folder that rank 0 works in. The words after the script are the command's.
 """

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from krylov_descent.objective import Objective
@@ -59,6 +60,20 @@ def test_a_group_of_one_is_no_group(name: str, pair: Group) -> None:
     for parameters, sent in pair.run(groups.steps_in_a_group_of_one, name):
         torch.testing.assert_close(parameters, alone, rtol=0, atol=1e-12)
         assert not sent
+
+
+def test_a_group_of_one_may_come_and_go(tmp_path: Path) -> None:
+    before = work.make("ksd", net(torch.float64))
+    store = f"file://{tmp_path / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        within = work.make("ksd", net(torch.float64), subset_size="auto")
+        results = [each.step(classes(dtype=torch.float64)) for each in (before, within)]
+    finally:
+        dist.destroy_process_group()
+    results.append(within.step(classes(dtype=torch.float64)))
+    assert all(result.status.moved for result in results)
+    assert within.objective.ranks.traffic == {}
 
 
 def test_a_group_that_changes_after_the_optimiser_was_made_is_noticed(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def steps_of_wrapped(case: str, name: str) -> tuple[Tensor, Tensor]:
 
 def ddp_is_ddp_again() -> list[bool]:
     """Whether a DDP inside the model still broadcasts buffers and sums gradients of its own."""
-    model = _with_child(DistributedDataParallel)
+    model: Any = _with_child(DistributedDataParallel)
     assert make("ksd", model).step(data()).status.moved
     mean = model[0].module[1].running_mean
     mean.fill_(float(dist.get_rank()))
@@ -107,7 +107,7 @@ def _fsdp1(model: nn.Module, **options: Any) -> nn.Module:
 def make_with_sharded(case: str) -> str:
     """What is said of a model whose parameters are divided among the ranks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    model = net()
+    model: Any = net()
     if case == "FSDP2":
         fully_shard(model, mesh=mesh)
     elif case == "FSDP1":
