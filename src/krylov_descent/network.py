@@ -51,7 +51,7 @@ class Network:
         check_whole(model)
         self.model = without_ddp(model)
         self.eager = without_any(model)
-        self._ddp = ddp_in(modules_in(self.model))
+        self._ddp = ddp_in(self.model)
         self.loss = SampleLoss(loss)
         if forward is not None and not callable(forward):
             raise TypeError(
@@ -93,7 +93,7 @@ class Network:
 
     def refresh(self, groups: list[dict[str, Any]]) -> bool:
         """Look again at what requires a gradient and at weight decay; True if that changed."""
-        self._ddp = ddp_in(modules_in(self.model))
+        self._ddp = ddp_in(self.model)
         if _are_in(self.parameters, groups) and _holds(self.eager, self.parameters.tensors):
             return False
         parameters = FlatParameters.from_groups(groups)

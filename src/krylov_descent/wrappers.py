@@ -43,11 +43,11 @@ def without_any(model: nn.Module) -> nn.Module:
     return found
 
 
-def ddp_in(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """Those that are a DistributedDataParallel, or that `replicate` was called with."""
+def ddp_in(model: nn.Module) -> list[nn.Module]:
+    """Its modules that are a DistributedDataParallel, or that `replicate` was called with."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return []  # then there is none, and every step asks
-    return [module for module in modules if _is_ddp(module) or _is_replicated(module)]
+    return [module for module in model.modules() if _is_ddp(module) or _is_replicated(module)]
 
 
 @contextmanager
