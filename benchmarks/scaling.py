@@ -29,6 +29,7 @@ class Step:
         evaluations: of the objective and its gradient in the subspace; E.
         ranks: R.
         sharded: whether the basis is.
+        growing: whether the sets B and C may grow, so that the data are compared.
         width: bytes of a parameter.
     """
 
@@ -37,6 +38,7 @@ class Step:
     evaluations: int
     ranks: int
     sharded: bool = False
+    growing: bool = False
     width: int = 4
 
 
@@ -61,6 +63,8 @@ def traffic(step: Step) -> Traffic:
         ),
         ("step", "broadcast"): Sent(1, vector),
     }
+    if step.growing:
+        found["data", "all-gather"] = Sent(2, 2 * SMALL * ranks)
     if not step.sharded:
         found["basis", "all-reduce"] = Sent(1 + products, 2 * SMALL + products * vector)
         found["basis", "broadcast"] = Sent(calls + 1, (lengths + 2 * products**2) * step.width)

@@ -1,7 +1,7 @@
 """More than one process: sums over ranks, the only room that knows there is more than one.
 
-Under an initialised process group every rank has its own shard of the data, of any size, and all
-run the same program. What they find is put together here:
+Under a process group of several ranks every rank has its own shard of the data, of any size, and
+all run the same program. What they find is put together here:
 
     sums        numbers and vectors over all ranks (all-reduce; reduce-scatter where the basis is
                 sharded)
@@ -14,16 +14,20 @@ run the same program. What they find is put together here:
 Every byte that is sent goes through `Ranks`, which counts it by phase and kind (`traffic`).
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from krylov_descent.messages import first_line
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # Torch 2.13 has new names for these two.
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(
@@ -32,6 +36,10 @@ _all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(
 _reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or getattr(
     dist, "reduce_scatter_tensor", None
 )
+
+# A mesh has one dimension; None is the group of all processes. A torch that was built without
+# torch.distributed has neither class.
+ProcessGroup: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"
 
 FIRST = 0  # the rank whose number counts where ranks could differ
 UNKNOWN = -1  # the length of a stream
@@ -78,21 +86,41 @@ class Ranks:
 
     Args:
         device: where tensors are exchanged: that of the parameters.
+        process_group: whose ranks train together: a ProcessGroup or a DeviceMesh of one dimension;
+            all processes by default.
 
     Attributes:
-        together: whether there is a process group, though perhaps of one rank only.
+        rank: of this process within the group.
+        size: of the group.
+        together: whether there are others. A group of one rank is no group: nothing is sent.
         traffic: what was sent, by (phase, kind of exchange). The bytes are those of the tensor
             that is summed, broadcast or gathered, whatever the backend makes of it on the wire.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, process_group: ProcessGroup = None) -> None:
         self.device = device
-        self.together = _is_initialized()
-        self.rank = dist.get_rank() if self.together else FIRST
-        self.size = dist.get_world_size() if self.together else 1
+        self._group = None if process_group is None else _checked_group(process_group)
+        self.rank, self.size = _place_in(self._group)
+        self.together = self.size > 1
+        # torch counts the source of a broadcast among all processes.
+        self._first = dist.get_global_rank(self._group, FIRST) if self._group else FIRST
         self.traffic: dict[tuple[str, str], Sent] = {}
         self._phase = "start"
         self._failure: Exception | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
+        memo[id(self._group)] = self._group  # a copy belongs to the same group
+        twin = object.__new__(Ranks)
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._group is not None:
+            raise TypeError(
+                "an optimiser with a `process_group` cannot be pickled, as the group exists in "
+                "this process only: save its state_dict()"
+            )
+        return vars(self)
 
     @property
     def leads(self) -> bool:
@@ -102,18 +130,27 @@ class Ranks:
     # The start, and what lies where -----------------------------------------------------------
 
     def check_group(self, who: str) -> None:
-        """Refuse a process group that came, or went, after the optimiser was made."""
-        if _is_initialized() == self.together:
+        """Refuse a process group that came, went or changed after the optimiser was made."""
+        try:
+            rank, size = _place_in(self._group)
+        except ValueError:  # torch does not know the group any more
+            rank, size = FIRST, 1
+        if (rank, size) == (self.rank, self.size):
             return
-        if self.together:
+        if not self.together:
+            raise RuntimeError(
+                f"a process group was initialised after {who} was made, so it would train on this "
+                "rank's data alone: call torch.distributed.init_process_group first, then make "
+                f"{who}"
+            )
+        if size == 1:
             raise RuntimeError(
                 f"the process group under which {who} was made is gone: make {who} anew to go on "
-                "in one process"
+                "in one process, or in another group"
             )
         raise RuntimeError(
-            f"a process group was initialised after {who} was made, so it would train on this "
-            "rank's data alone: call torch.distributed.init_process_group first, then make "
-            f"{who}"
+            f"{who} was made on rank {self.rank} of {self.size}, and the process group of now has "
+            f"this process as rank {rank} of {size}: make {who} anew, and load its state_dict"
         )
 
     def shard(self, size: int) -> Shard:
@@ -138,7 +175,7 @@ class Ranks:
         numbers = torch.tensor(own, dtype=torch.int64, device=self.device)
         found = [torch.empty_like(numbers) for _ in range(self.size)]
         with self._exchange("all-gather", numbers.nbytes * self.size):
-            dist.all_gather(found, numbers)
+            dist.all_gather(found, numbers, group=self._group)
         rows: list[list[int]] = torch.stack(found).tolist()
         return rows
 
@@ -151,7 +188,7 @@ class Ranks:
         padded[: own.numel()] = own
         found = [torch.empty_like(padded) for _ in range(self.size)]
         with self._exchange("all-gather", padded.nbytes * self.size):
-            dist.all_gather(found, padded)
+            dist.all_gather(found, padded, group=self._group)
         return [row[:size].to(own.device) for row, size in zip(found, sizes, strict=True)]
 
     # Sums -----------------------------------------------------------------------------------
@@ -183,7 +220,7 @@ class Ranks:
         if not self.together:
             return tensor
         with self._exchange("broadcast", tensor.nbytes):
-            dist.broadcast(tensor, FIRST)
+            dist.broadcast(tensor, self._first, group=self._group)
         return tensor
 
     def share(self, thing: Any) -> Any:
@@ -192,7 +229,7 @@ class Ranks:
             return thing
         found = [thing]
         with self._exchange("messages", 0):
-            dist.broadcast_object_list(found, FIRST)
+            dist.broadcast_object_list(found, self._first, group=self._group)
         return found[0]
 
     def agreed_number(self, number: float) -> float:
@@ -203,7 +240,7 @@ class Ranks:
 
     def _all_reduce(self, tensor: Tensor) -> Tensor:
         with self._exchange("all-reduce", tensor.nbytes):
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self._group)
         return tensor
 
     # Vectors in slices, one to a rank ---------------------------------------------------------
@@ -220,7 +257,7 @@ class Ranks:
         width = -(-size // self.size)
         whole = own.new_empty(width * self.size)
         with self._exchange("all-gather", whole.nbytes):
-            _all_gather_single(whole, _padded(own, width))
+            _all_gather_single(whole, _padded(own, width), group=self._group)
         return whole[:size]
 
     def sum_to_slices(self, own: Tensor) -> Tensor:
@@ -233,7 +270,7 @@ class Ranks:
         width = -(-size // self.size)
         total = own.new_empty(width)
         with self._exchange("reduce-scatter", width * self.size * own.element_size()):
-            _reduce_scatter_single(total, _padded(own, width * self.size))
+            _reduce_scatter_single(total, _padded(own, width * self.size), group=self._group)
         return total[: part.stop - part.start]
 
     # Failures -------------------------------------------------------------------------------
@@ -294,9 +331,11 @@ class Ranks:
 
     def gather_objects(self, own: Any) -> list[Any]:
         """Anything that can be pickled, from every rank, in order of rank."""
+        if not self.together:
+            return [own]
         found: list[Any] = [None] * self.size
         with self._exchange("messages", 0):
-            dist.all_gather_object(found, own)
+            dist.all_gather_object(found, own, group=self._group)
         return found
 
     @contextmanager
@@ -330,8 +369,37 @@ class _OwnWork:
         return True
 
 
-def _is_initialized() -> bool:
-    return dist.is_available() and dist.is_initialized()
+def _place_in(group: Any) -> tuple[int, int]:
+    """(rank, size) of this process in a group, None for that of all processes.
+
+    Raises:
+        ValueError: the group was destroyed.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return FIRST, 1
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def _checked_group(given: Any) -> Any:
+    """The process group out of what a user gave as `process_group`."""
+    if isinstance(given, vars(dist)["DeviceMesh"]):
+        if given.ndim != 1:
+            raise ValueError(
+                f"`process_group` is a DeviceMesh of {given.ndim} dimensions: give the one along "
+                "which the data are divided, mesh[name]"
+            )
+        given = given.get_group()
+    if given == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"this process, rank {dist.get_rank()}, is not in `process_group`: make the optimiser "
+            "on the ranks of the group only, or give each rank a group that it is in"
+        )
+    if not isinstance(given, dist.ProcessGroup):
+        raise TypeError(
+            "`process_group` must be a torch.distributed.ProcessGroup, a DeviceMesh of one "
+            f"dimension or None, found {type(given).__name__}"
+        )
+    return given
 
 
 def _padded(vector: Tensor, size: int) -> Tensor:

@@ -18,6 +18,7 @@ from krylov_descent.batches import Batch, Tree
 from krylov_descent.losses import Loss, OutputHessian, SampleLoss
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.precision import forward_precision
+from krylov_descent.wrappers import check_whole, ddp_in, set_aside, without_any, without_ddp
 
 STACK = (nn.Linear, nn.Sigmoid, nn.Tanh, nn.ReLU, nn.Identity, nn.Flatten)
 
@@ -32,11 +33,14 @@ class Network:
     Args:
         model: any module. A compiled model is used as it is for values, and unwrapped (`eager`)
             where second derivatives or per-sample gradients are needed, which compiled code lacks.
-            Of one in DistributedDataParallel the module inside is used.
+            DistributedDataParallel and `replicate` are set aside wherever they are (`wrappers`).
         loss: see `krylov_descent.losses`.
         forward: `forward(model, inputs) -> outputs`; by default `model(inputs)`, `model(*inputs)`
             for a tuple or list, `model(**inputs)` for a dict.
         params: tensors, or groups as torch.optim has them; all of the model's by default.
+
+    Raises:
+        TypeError: the parameters are divided among ranks, by FSDP or tensor parallelism.
     """
 
     def __init__(
@@ -44,8 +48,10 @@ class Network:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"`model` must be a torch.nn.Module, found {type(model).__name__}")
-        self.model = model = _unwrapped(model)
-        self.eager: nn.Module = _unwrapped(getattr(model, "_orig_mod", model))
+        check_whole(model)
+        self.model = without_ddp(model)
+        self.eager = without_any(model)
+        self._ddp = ddp_in(self.model)
         self.loss = SampleLoss(loss)
         if forward is not None and not callable(forward):
             raise TypeError(
@@ -87,6 +93,7 @@ class Network:
 
     def refresh(self, groups: list[dict[str, Any]]) -> bool:
         """Look again at what requires a gradient and at weight decay; True if that changed."""
+        self._ddp = ddp_in(self.model)
         if _are_in(self.parameters, groups) and _holds(self.eager, self.parameters.tensors):
             return False
         parameters = FlatParameters.from_groups(groups)
@@ -113,7 +120,8 @@ class Network:
 
     def outputs(self, batch: Batch, *, eager: bool = False) -> Tree:
         """The model's outputs for a batch, under the caller's autocast."""
-        with self._ambient, forward_precision(), _cudnn_for(self.model), _compiler(off=eager):
+        bare = set_aside(self._ddp) if self._ddp else nullcontext()
+        with bare, self._ambient, forward_precision(), _cudnn_for(self.model), _compiler(off=eager):
             found = self._forward(self.eager if eager else self.model, batch.inputs)
         if found is None:
             raise TypeError("the forward pass returned None: it must return the outputs")
@@ -225,14 +233,6 @@ def _holds(model: nn.Module, tensors: Sequence[Tensor]) -> bool:
     """Whether all of them are parameters of the model, none of a layer that was replaced."""
     held = {id(p) for module in modules_in(model) for p in module._parameters.values()}
     return held.issuperset(map(id, tensors))
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel, which does not work with autograd.grad."""
-    if torch.distributed.is_available() and isinstance(model, nn.parallel.DistributedDataParallel):
-        inside: nn.Module = model.module
-        return inside
-    return model
 
 
 class _Holder(nn.Module):

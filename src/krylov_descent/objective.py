@@ -25,7 +25,7 @@ from krylov_descent import probes
 from krylov_descent.arguments import check_counts, check_flags
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples, tensors_in
 from krylov_descent.cuda_graphs import Part, is_foreign
-from krylov_descent.distributed import Ranks
+from krylov_descent.distributed import ProcessGroup, Ranks
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, Params
 from krylov_descent.on_the_way import OnTheWay, placed
@@ -58,6 +58,8 @@ class Objective:
         activation_memory: bytes that activations may take; by default 1 GiB on a CPU and a
             quarter of the free memory on a GPU.
         cuda_graphs: record repeated work on a GPU and replay it; False to run it as it is.
+        process_group: whose ranks add up their samples: a torch.distributed.ProcessGroup or a
+            DeviceMesh of one dimension; all processes by default.
 
     Cost: a value is one forward pass, a gradient one forward and one backward pass over the
     samples, the squares about one third more for stacks of Linear layers. Memory: activations
@@ -77,6 +79,7 @@ class Objective:
         micro_batch: int | None = None,
         activation_memory: int | None = None,
         cuda_graphs: bool = True,
+        process_group: ProcessGroup = None,
     ) -> None:
         limits = {"micro_batch": micro_batch, "activation_memory": activation_memory}
         check_counts(**{name: limit for name, limit in limits.items() if limit is not None})
@@ -89,7 +92,7 @@ class Objective:
         self._findings: probes.Findings | None = None
         self._look_again = True
         self._settled_at = 0
-        self.ranks = Ranks(self.parameters.device)
+        self.ranks = Ranks(self.parameters.device, process_group)
 
     @property
     def parameters(self) -> FlatParameters:

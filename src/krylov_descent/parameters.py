@@ -182,13 +182,6 @@ class FlatParameters:
 
 
 def _check(tensors: Sequence[Tensor]) -> None:
-    if any(hasattr(p, "to_local") and hasattr(p, "device_mesh") for p in tensors):
-        raise TypeError(
-            "the parameters are DTensors, as `fully_shard` and tensor parallelism make them, and "
-            "a step needs whole parameters on every rank: leave `fully_shard` out and give each "
-            "rank the whole model; KSD(basis='sharded') divides the vectors of the basis, "
-            "which are most of the memory, among the ranks instead"
-        )
     if not tensors or not any(p.numel() for p in tensors):
         raise ValueError(
             "the model has no trainable parameters: give `params` at least one tensor "

@@ -1,4 +1,4 @@
-"""NCCL with one rank, and a basis on the host or in bfloat16 beside a model on the GPU."""
+"""A group of one rank, and a basis on the host or in bfloat16 beside a model on the GPU."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +10,7 @@ from torch import nn
 
 from krylov_descent import KSD, HessianFree, NonlinearCG
 from krylov_descent.basis import Storage, StoredBasis
+from krylov_descent.recorded_basis import basis_is_recorded
 from tests.optimizers.nets import classes, net, parameters_of
 
 pytestmark = pytest.mark.gpu
@@ -32,22 +33,27 @@ def one_rank(tmp_path: Any) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def two_steps(name: str) -> torch.Tensor:
+def three_steps(name: str) -> tuple[torch.Tensor, bool]:
+    """The parameters, and whether the whole basis is one recording."""
     model = net(torch.float64).cuda()
     optimizer = MAKERS[name](model)
-    for _ in range(2):
+    for _ in range(3):
         assert optimizer.step(classes(200, torch.float64)).status.moved
-    assert bool(optimizer.objective.ranks.traffic) == dist.is_initialized()
-    return parameters_of(model).cpu()
+    assert not optimizer.objective.ranks.traffic
+    recorded = basis_is_recorded(optimizer.objective.recordings, "gauss-newton")
+    return parameters_of(model).cpu(), recorded
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_rank_of_nccl_gives_what_a_process_gives(
+def test_a_group_of_one_rank_goes_the_way_of_one_process(
     name: str, request: pytest.FixtureRequest
 ) -> None:
-    expected = two_steps(name)
+    expected, recorded = three_steps(name)
+    assert recorded == (name == "ksd")
     request.getfixturevalue("one_rank")
-    torch.testing.assert_close(two_steps(name), expected, rtol=0, atol=1e-9)
+    found, recorded_in_group = three_steps(name)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    assert recorded_in_group == recorded
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])

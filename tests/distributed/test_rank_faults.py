@@ -5,13 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
 
-from krylov_descent import KSD
 from tests.distributed import mishaps, work
 from tests.distributed.group import Group
-from tests.optimizers.nets import classes, net
 
 
 @pytest.mark.parametrize("name", work.OPTIMIZERS)
@@ -86,24 +82,6 @@ def test_ranks_that_differ_are_named(what: str, sentence: str, pair: Group) -> N
 def test_an_optimiser_that_does_not_sum_is_refused(pair: Group) -> None:
     for told in pair.run(mishaps.first_order_step):
         assert told.startswith("FirstOrder does not sum over ranks, and there are 2")
-
-
-def test_a_process_group_after_the_optimiser_is_refused(tmp_path: Any) -> None:
-    optimizer = KSD(net(), nn.CrossEntropyLoss(), dimension=3)
-    optimizer.step(classes())
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
-    )
-    try:
-        with pytest.raises(RuntimeError, match="initialised after KSD was made"):
-            optimizer.step(classes())
-        within = KSD(net(), nn.CrossEntropyLoss(), dimension=3)
-        assert within.step(classes()).status.moved
-    finally:
-        dist.destroy_process_group()
-    with pytest.raises(RuntimeError, match="under which KSD was made is gone"):
-        within.step(classes())
-    assert optimizer.step(classes()).status.moved
 
 
 @pytest.mark.parametrize("trap", [mishaps.die, mishaps.sleep])

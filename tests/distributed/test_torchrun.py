@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import torch
 
 from krylov_descent.cli import main
 from krylov_descent.laboratory.record import RunFolder
-from tests.distributed import killed_once, work
+from tests.distributed import killed_once, on_two_disks, work
 from tests.distributed.group import Group
 
 STEPS = 5
@@ -47,12 +49,15 @@ def test_a_run_on_two_ranks_has_the_errors_of_one(undisturbed: Path, tmp_path: P
     assert sorted(os.listdir(undisturbed)) == sorted(os.listdir(tmp_path / "alone"))
 
 
-def torchrun(*words: str) -> "subprocess.CompletedProcess[str]":
+def torchrun(
+    *words: str, processes: int = 2, folder: Path = ROOT
+) -> "subprocess.CompletedProcess[str]":
+    """Start the processes in a folder, and once more if one of them fails."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
     return subprocess.run(
-        [*command, "--nproc-per-node", "2", *words],
+        [*command, "--nproc-per-node", str(processes), *words],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        cwd=ROOT,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=120,
@@ -85,6 +90,32 @@ def test_killed_in_the_middle_of_a_step_it_goes_on_and_ends_with_the_same_number
     assert sum("iteration 0" in line for line in shown) == 1
     assert found.stdout.count("Run folder:") == 1
     assert json.loads((folder / "outcome.json").read_text())["ending"] == "iterations"
+
+
+def test_a_run_that_was_there_before_is_refused_after_a_restart_too(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed, folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    # The settings of the run that is there, and so nothing but the guard can refuse it.
+    command = shlex.split(RunFolder(folder).config()["command"])
+    words = [*command[1 : command.index("--folder")], "--folder", str(folder)]
+    found = torchrun("-m", "krylov_descent", *words, processes=1)
+    assert found.returncode != 0
+    assert found.stderr.count(f"{folder} holds a run already: go on with it by --resume") == 2
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_run_goes_on_from_the_disk_of_rank_0(undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed, tmp_path / "run")
+    words = ["train", "--resume", "run", "--iterations", str(STEPS + 1)]
+    found = torchrun(str(on_two_disks.__file__), *words, folder=tmp_path)
+    assert found.returncode == 0, found.stderr
+    rows = numbers(tmp_path / "run")
+    assert rows[: STEPS + 1] == numbers(undisturbed)
+    assert rows[-1]["iteration"] == STEPS + 1
+    assert RunFolder(tmp_path / "run").config()["ranks"] == 2
 
 
 def test_an_optimiser_that_does_not_sum_is_refused(pair: Group, tmp_path: Path) -> None:

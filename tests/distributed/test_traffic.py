@@ -31,17 +31,20 @@ def bytes_of(group: Group, name: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("basis", ["replicated", "sharded"])
+@pytest.mark.parametrize(
+    "options", [{"basis": "replicated"}, {"basis": "sharded"}, {"subset_size": "auto"}]
+)
 def test_a_step_sends_what_the_formulas_say(
-    size: int, basis: str, pair: Group, trio: Group
+    size: int, options: dict[str, Any], pair: Group, trio: Group
 ) -> None:
-    found = bytes_of(pair if size == 2 else trio, "ksd", basis=basis)
+    found = bytes_of(pair if size == 2 else trio, "ksd", **options)
     step = scaling.Step(
         parameters=PARAMETERS,
         dimension=K,
         evaluations=found["evaluations"],
         ranks=size,
-        sharded=basis == "sharded",
+        sharded=options.get("basis") == "sharded",
+        growing="subset_size" in options,
         width=8,
     )
     expected = {key: (sent.calls, sent.bytes) for key, sent in scaling.traffic(step).items()}

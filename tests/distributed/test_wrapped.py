@@ -1,4 +1,4 @@
-"""Models in DistributedDataParallel, parameters cut by FSDP2, and distributed checkpoints."""
+"""Models in torch's wrappers, parameters divided among ranks, and distributed checkpoints."""
 
 from pathlib import Path
 
@@ -9,14 +9,34 @@ from tests.distributed import wrapped
 from tests.distributed.group import Group
 
 
-def test_a_model_in_ddp_is_unwrapped(pair: Group) -> None:
-    for inside, bare in pair.run(wrapped.step_in_ddp):
-        assert torch.equal(inside, bare)
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [*((case, "ksd") for case in wrapped.WRAPPED), ("DDP inside", "hf"), ("replicate", "ncg")],
+)
+def test_ddp_is_set_aside_wherever_it_is(case: str, name: str, trio: Group) -> None:
+    for inside, bare in trio.run(wrapped.steps_of_wrapped, case, name):
+        torch.testing.assert_close(inside, bare, rtol=0, atol=1e-10)
 
 
-def test_parameters_cut_by_fsdp_are_refused_with_what_to_do(pair: Group) -> None:
-    for told in pair.run(wrapped.make_with_fsdp):
-        assert "`fully_shard`" in told
+def test_ddp_inside_the_model_is_itself_again_after_a_step(pair: Group) -> None:
+    assert pair.run(wrapped.ddp_is_ddp_again) == [[True, True], [True, True]]
+
+
+@pytest.mark.parametrize(
+    ("case", "beginning"),
+    [
+        ("FSDP2", "the parameter 0.weight is a DTensor, as `fully_shard` (FSDP2)"),
+        ("FSDP1", "`model` is a FullyShardedDataParallel (FSDP1)"),
+        ("FSDP1 inside", "the module 0 of `model` is a FullyShardedDataParallel (FSDP1)"),
+        ("tensor parallel", "the parameter 0.weight is a DTensor"),
+        ("frozen tensor parallel", "the parameter 0.weight is a DTensor"),
+    ],
+)
+def test_parameters_divided_among_ranks_are_refused_with_what_to_do(
+    case: str, beginning: str, pair: Group
+) -> None:
+    for told in pair.run(wrapped.make_with_sharded, case):
+        assert told.startswith(beginning)
         assert "KSD(basis='sharded') divides the vectors of the basis" in told
 
 

@@ -15,6 +15,7 @@ from krylov_descent.batches import as_samples
 from krylov_descent.curvature import Curvature
 from krylov_descent.distributed import Ranks
 from krylov_descent.objective import Objective
+from krylov_descent.optimizers import growing_sets
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.preconditioner import Diagonal, Identity
 from krylov_descent.spread_objective import SpreadObjective
@@ -102,12 +103,48 @@ def sizes_of_growing_sets(
         count: how many steps.
         copying: a rank that gives new tensors at each step.
     """
+    _, optimizer, (x, y) = _growing(sizes)
+    results = [optimizer.step((x.clone() if rank() == copying else x, y)) for _ in range(count)]
+    return [(result.objective_samples, result.loss) for result in results]
+
+
+def fingerprints(sizes: Sequence[int]) -> list[float]:
+    """Of some data; of copies; with the last quarter changed; and where a rank has a stream.
+
+    Args:
+        sizes: of the shards, the last of at least a quarter.
+    """
+    last, ranks = growing_sets.LastData(), Ranks(torch.device("cpu"))
+    x, y = classes(sum(sizes), torch.float64)
+    inputs, targets = own((x, y), sizes)
+    changed = x.clone()
+    changed[-(len(x) // 4) :] += 1
+    stream: Any = [(inputs, targets)] if rank() == ranks.size - 1 else (inputs, targets)
+    data = ((inputs, targets), (inputs.clone(), targets), own((changed, y), sizes), stream)
+    return [last.fingerprint(as_samples(one, may_be_empty=True), ranks) for one in data]
+
+
+def state_of_growing_sets(sizes: Sequence[int], count: int) -> tuple[Any, Any, int]:
+    """Model and optimiser after some steps with sets that grow, and samples in C at the last."""
+    model, optimizer, data = _growing(sizes)
+    for _ in range(count):
+        result = optimizer.step(data)
+    return model.state_dict(), optimizer.state_dict(), result.objective_samples
+
+
+def sizes_after_loading(sizes: Sequence[int], model_state: Any, state: Any) -> list[int]:
+    """Samples in C at the first two steps with that state."""
+    model, optimizer, data = _growing(sizes)
+    model.load_state_dict(model_state)
+    optimizer.load_state_dict(state)
+    return [optimizer.step(data).objective_samples for _ in range(2)]
+
+
+def _growing(sizes: Sequence[int]) -> tuple[nn.Module, KSD, Data]:
     torch.manual_seed(3)
     model = nn.Linear(6, 3).double()
     optimizer = beginning_small(KSD(model, nn.CrossEntropyLoss(), dimension=10))
-    x, y = own(noisy_classes(sum(sizes), 6, 3), sizes)
-    results = [optimizer.step((x.clone() if rank() == copying else x, y)) for _ in range(count)]
-    return [(result.objective_samples, result.loss) for result in results]
+    return model, optimizer, own(noisy_classes(sum(sizes), 6, 3), sizes)
 
 
 def pieces_of_a_step(sizes: Sequence[int], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -231,11 +268,11 @@ def bytes_of_steps(name: str, options: dict[str, Any], sizes: Sequence[int]) -> 
     seen: list[tuple[str, str, int]] = []
 
     def counted(function: Any, kind: str) -> Any:
-        def call(tensor: Any, *rest: Any) -> Any:
+        def call(tensor: Any, *rest: Any, **options: Any) -> Any:
             payload = rest[0] if kind == "reduce-scatter" else tensor
             tensors = payload if isinstance(payload, list) else [payload]
             seen.append((ranks._phase, kind, sum(t.nbytes for t in tensors)))
-            return function(tensor, *rest)
+            return function(tensor, *rest, **options)
 
         return call
 

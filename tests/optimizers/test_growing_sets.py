@@ -17,11 +17,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from krylov_descent import KSD, Status, StepResult
 from krylov_descent.batches import as_samples
+from krylov_descent.distributed import Ranks
 from krylov_descent.optimizers import growing_sets
 from krylov_descent.optimizers.result import SCALED_AWAY
 from tests.optimizers.nets import beginning_small, noisy_classes, parameters_of
 
 N, INPUTS, CLASSES = 1200, 6, 3
+ALONE = Ranks(torch.device("cpu"))
 
 
 def step(loss: float, gain: float, *, part: int = 100, status: Status = Status.MOVED) -> StepResult:
@@ -90,7 +92,7 @@ def test_losses_on_other_data_are_not_compared() -> None:
 
 def same(one: Any, other: Any) -> bool:
     first, second = (
-        growing_sets.LastData().fingerprint(as_samples(data, may_be_empty=True))
+        growing_sets.LastData().fingerprint(as_samples(data, may_be_empty=True), ALONE)
         for data in (one, other)
     )
     return first == second
@@ -128,7 +130,7 @@ def test_what_is_not_in_memory_may_be_other_data_each_time() -> None:
 def test_data_are_looked_at_again_only_if_a_tensor_is_another_or_was_written_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks = Mock(return_value=1.0)
+    looks = Mock(return_value=1)
     monkeypatch.setattr(growing_sets, "_fingerprint", looks)
     last, (x, y) = growing_sets.LastData(), noisy_classes(30, 2, 3)
     with torch.inference_mode():
@@ -137,7 +139,7 @@ def test_data_are_looked_at_again_only_if_a_tensor_is_another_or_was_written_to(
     def looks_at(*data: Any) -> int:
         looks.reset_mock()
         for one in data:
-            last.fingerprint(as_samples(one))
+            last.fingerprint(as_samples(one), ALONE)
         return looks.call_count
 
     assert looks_at((x, y), TensorDataset(x, y), (x, y)) == 1
@@ -150,7 +152,7 @@ def test_data_are_looked_at_again_only_if_a_tensor_is_another_or_was_written_to(
 
 def test_the_memory_of_the_data_does_not_hold_them_and_is_not_copied() -> None:
     last, x = growing_sets.LastData(), torch.zeros(3, 2)
-    last.fingerprint(as_samples((x, None)))
+    last.fingerprint(as_samples((x, None)), ALONE)
     assert vars(pickle.loads(pickle.dumps(last)))["_marks"] == []
     gone = weakref.ref(x)
     del x

@@ -33,9 +33,9 @@ CHECKPOINT_SECONDS = 30.0
 console, complaints = Console(), Console(stderr=True)
 
 
-def only_the_first_speaks(ranks: Ranks) -> None:
+def only_the_first_speaks(leads: bool) -> None:
     """Of several processes rank 0 prints; what goes wrong on another one it is told."""
-    console.quiet = complaints.quiet = not ranks.leads
+    console.quiet = complaints.quiet = not leads
 
 
 def say(line: str) -> None:
@@ -54,6 +54,7 @@ def run(
     target: RunFolder,
     *,
     resume: bool,
+    launch: str | None = None,
     tensorboard: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Ending:
@@ -71,6 +72,7 @@ def run(
                 problem,
                 target,
                 resume=resume,
+                launch=launch,
                 on_row=line.row,
                 on_pretraining=line.pretraining,
                 tensorboard=tensorboard,

@@ -42,7 +42,6 @@ from krylov_descent.cli.running import (
     say_interrupted,
     show_outcomes,
 )
-from krylov_descent.distributed import Ranks
 from krylov_descent.laboratory.choices import unknown_name
 from krylov_descent.laboratory.contenders import competitor
 from krylov_descent.laboratory.gallery import reconstructions
@@ -54,13 +53,13 @@ from krylov_descent.laboratory.runs import (
     RunSettings,
     check_fitness,
     check_same,
-    find_device,
     load,
     settings_in,
+    was_begun_by,
 )
 from krylov_descent.laboratory.signatures import with_truths
 from krylov_descent.laboratory.training import Ending, Limits
-from krylov_descent.torchrun import joined, restarted_by_torchrun
+from krylov_descent.torchrun import Launch
 
 # The settings that a recorded run already has, by the command's own names for them.
 RECORDED = {
@@ -124,32 +123,37 @@ def train(
             early_stop=None if no_early_stop else Limits().early_stop,
         ),
     )
-    if resume is not None:
-        if folder is not None:
-            raise typer.BadParameter("--resume names the folder already", param_hint="--folder")
-        run_folder = RunFolder(resume)
+    if resume is None and problem is None:
+        raise typer.BadParameter("name one; `ksd problems` lists them", param_hint="PROBLEM")
+    if resume is not None and folder is not None:
+        raise typer.BadParameter("--resume names the folder already", param_hint="--folder")
+    name = f"{problem}{'-small' if small else ''}-{optimizer}-{seed}"
+    run_folder = RunFolder(resume or folder or Path("runs") / name)
+    launch = Launch()
+    only_the_first_speaks(launch.leads)
+
+    def found() -> tuple[RunSettings, bool]:
+        """The settings, and whether to go on with the run in the folder."""
+        if resume is None:
+            # Processes that torchrun starts anew go on with the run that the first ones began.
+            return _with_truths(asked), was_begun_by(run_folder, launch.id)
         settings = _with_truths(_recorded(context, settings_in(run_folder), asked))
         check_same(run_folder, settings)  # before any data are loaded
-    elif problem is None:
-        raise typer.BadParameter("name one; `ksd problems` lists them", param_hint="PROBLEM")
-    else:
-        name = f"{problem}{'-small' if small else ''}-{optimizer}-{seed}"
-        run_folder, settings = RunFolder(folder or Path("runs") / name), _with_truths(asked)
-    with joined(settings.device):
-        ranks = Ranks(find_device(settings.device))
-        only_the_first_speaks(ranks)
+        return settings, True
+
+    settings, going_on = launch.of_first(found)  # which alone has the folder on its disk
+    with launch.joined(settings.device):
         loaded = load(settings, data)
-        # Processes that torchrun starts anew go on with the run that the first ones began.
-        going_on = resume is not None or (restarted_by_torchrun() and run_folder.started)
         ending = run(
             settings,
             loaded,
             run_folder,
-            resume=bool(ranks.share(going_on)),
+            resume=going_on,
+            launch=launch.id,
             tensorboard=tensorboard,
             checkpoint_seconds=checkpoint_seconds,
         )
-    if ranks.leads:
+    if launch.leads:
         _tell(ending, loaded, run_folder)
     if ending is Ending.INTERRUPTED:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -30,7 +30,7 @@ from krylov_descent.optimizers.nonlinear_cg import NonlinearCG
 
 Options = dict[str, Any]
 # What the laboratory decides, or a command line cannot say.
-HIDDEN = ("optimizer", "params", "seed", "forward")
+HIDDEN = ("optimizer", "params", "seed", "forward", "process_group")
 
 
 @dataclass(frozen=True, kw_only=True)

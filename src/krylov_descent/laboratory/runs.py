@@ -128,6 +128,7 @@ def prepare(
     folder: RunFolder,
     *,
     resume: bool = False,
+    launch: str | None = None,
     on_row: OnRow | None = None,
     on_pretraining: Report | None = None,
     tensorboard: bool = False,
@@ -141,6 +142,7 @@ def prepare(
         folder: where it is recorded.
         resume: go on with the run that is there, which must have been started with these
             settings but for the limits.
+        launch: of torchrun, by which it knows its own run again (`was_begun_by`).
         on_row: called with each row and the step behind it.
         on_pretraining: called after each epoch of pretraining.
         tensorboard: write events into the folder too.
@@ -173,7 +175,7 @@ def prepare(
         on_row=with_events(folder.path, on_row) if tensorboard and ranks.leads else on_row,
         checkpoint_seconds=checkpoint_seconds,
     )
-    config = describe(settings, problem, folder) | {"ranks": ranks.size}
+    config = describe(settings, problem, folder) | {"ranks": ranks.size, "launch": launch}
     going_on = training.resume() if resume else False
     if ranks.leads:
         folder.go_on(config) if resume else folder.begin(config)
@@ -255,6 +257,11 @@ def describe(settings: RunSettings, problem: Problem, folder: RunFolder) -> dict
         },
         "command": settings.command(folder.path),
     }
+
+
+def was_begun_by(folder: RunFolder, launch: str | None) -> bool:
+    """Whether the run in a folder was begun, or gone on with, by this launch of torchrun."""
+    return launch is not None and folder.started and folder.config().get("launch") == launch
 
 
 def forget_beginning(folder: RunFolder) -> None:

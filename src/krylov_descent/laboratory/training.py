@@ -143,7 +143,7 @@ class Training:
         if not path.exists() and len(self.folder.rows()) <= 1:
             self.folder.rewind(-1)
             return None
-        return load_checkpoint(path, next(self.model.parameters()).device)
+        return load_checkpoint(path, torch.device("cpu"))  # other ranks have other devices
 
     def run(self) -> Ending:
         """Train until a limit; the model ends with the parameters of the last iteration."""

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from krylov_descent.arguments import check_not_negative, check_whole
 from krylov_descent.batches import Samples, Unusable, as_samples
+from krylov_descent.distributed import ProcessGroup
 from krylov_descent.likeness import check_alike
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
@@ -45,6 +46,7 @@ class DataOptimizer(torch.optim.Optimizer):
         micro_batch: see `Objective`.
         activation_memory: see `Objective`.
         cuda_graphs: see `Objective`.
+        process_group: see `Objective`.
     """
 
     # Whether a step sums over the ranks of a process group.
@@ -65,6 +67,7 @@ class DataOptimizer(torch.optim.Optimizer):
         micro_batch: int | None,
         activation_memory: int | None,
         cuda_graphs: bool = True,
+        process_group: ProcessGroup = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"`model` must be a torch.nn.Module, found {type(model).__name__}")
@@ -82,6 +85,7 @@ class DataOptimizer(torch.optim.Optimizer):
             micro_batch=micro_batch,
             activation_memory=activation_memory,
             cuda_graphs=cuda_graphs,
+            process_group=process_group,
         )
         self.param_groups[0].setdefault("seed", int(seed))
         self.param_groups[0].setdefault("steps", 0)

@@ -7,8 +7,9 @@ they are doubled. (Byrd, Chin, Nocedal and Wu 2012 grow sets by the variance of 
 
 The memory of that is five numbers in a parameter group, where checkpoints have them. Losses on
 other data than those of the step before say nothing of it, and are not compared. Data are known
-again by their numbers and not by their tensors, so that a resumed run knows them, too. What is not
-in memory may be other data each time, and larger than memory, so there the sets do not grow.
+again by their numbers and not by their tensors, so that a resumed run knows them, too, on any
+number of ranks. What is not in memory may be other data each time, and larger than memory, so there
+the sets do not grow.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.batches import Batch, InMemory, Samples, tensors_in
+from krylov_descent.distributed import Ranks, Shard
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.subsets import LEAST_FIXED, LEAST_GROWING
@@ -35,6 +37,7 @@ MOST_DOUBLINGS = 40
 CPU_WORK = 25_000_000
 # By so many samples, or up to twice as many, data are known again.
 FINGERPRINT_SAMPLES = 16
+FINGERPRINT_BYTES = 6  # a whole number that float64 holds
 
 DOUBLINGS, EXPECTED, PROMISED = "set_doublings", "set_expected", "set_promised"
 SAME_DATA = "set_same_data"  # whether the last step had the data of the one before
@@ -96,36 +99,60 @@ class LastData:
 
     def __init__(self) -> None:
         self._marks: list[_Mark] = []
-        self._fingerprint = math.nan
+        self._shard: Shard | None = None
+        self._own = 0  # what this rank's samples add to the fingerprint
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(LastData())  # a copy will see other tensors
 
-    def fingerprint(self, samples: Samples) -> float:
-        """Of these data; NaN, which equals nothing, for what is not in memory.
+    def fingerprint(self, samples: Samples, ranks: Ranks) -> float:
+        """Of the data of all ranks, however they are divided; the same number on every rank.
 
-        It is not taken again, for which a GPU is waited for, if their tensors are the same
+        NaN, which equals nothing, where those of a rank are not in memory. Of this rank's samples
+        it is not taken again, for which a GPU is waited for, if their tensors are the same
         objects, or the same views of them, and have not been written to.
+
+        Args:
+            samples: this rank's.
+            ranks: two numbers from each are gathered.
         """
-        if not isinstance(samples, InMemory):
-            return math.nan
-        tensors = tensors_in((samples.batch.inputs, samples.batch.targets))
+        with ranks.phase("data"):
+            held = samples.batch if isinstance(samples, InMemory) else None
+            shard = ranks.shard_if_known(None if held is None else held.size)
+            if shard is None or held is None:
+                return math.nan
+            with ranks.own_work():
+                self._look(held, shard)
+            total = sum(own for (own,) in ranks.gather_integers([self._own]))
+        return float(total % 256**FINGERPRINT_BYTES)
+
+    def _look(self, batch: Batch, shard: Shard) -> None:
+        tensors = tensors_in((batch.inputs, batch.targets))
         known = len(self._marks) == len(tensors) and all(map(_Mark.fits, self._marks, tensors))
-        if not known:
-            self._marks = [_Mark(tensor) for tensor in tensors]
-            self._fingerprint = _fingerprint(samples.batch)
-        return self._fingerprint
+        if not known or shard != self._shard:
+            self._own = _fingerprint(batch, shard)
+            self._marks, self._shard = [_Mark(tensor) for tensor in tensors], shard
 
 
-def _fingerprint(batch: Batch) -> float:
-    """A whole number that float64 holds, from the bits of a few samples from all over."""
-    every = max(1, batch.size // FINGERPRINT_SAMPLES)
-    few = batch.select(torch.arange(0, batch.size, every))
-    found = hashlib.sha256(str(batch.size).encode())
-    for tensor in tensors_in((few.inputs, few.targets)):
-        found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
-    return float(int.from_bytes(found.digest()[:6]))
+def _fingerprint(batch: Batch, shard: Shard) -> int:
+    """A sum over a few samples from all over the ranks' data, of which this rank adds its own.
+
+    Each adds a hash of its bits and of its place among all, so that the sum over ranks does not
+    depend on where the shards begin and end.
+    """
+    every = max(1, shard.total // FINGERPRINT_SAMPLES)
+    indices = shard.own(torch.arange(0, shard.total, every))
+    few = batch.select(indices)
+    tensors = [tensor.detach().cpu() for tensor in tensors_in((few.inputs, few.targets))]
+    rows = [tensor.reshape(len(tensor), math.prod(tensor.shape[1:])) for tensor in tensors]
+    total = 0
+    for row, index in enumerate(indices.tolist()):
+        found = hashlib.sha256(f"{shard.start + index} of {shard.total}".encode())
+        for tensor, numbers in zip(tensors, rows, strict=True):
+            found.update(f"{tensor.dtype} {tuple(tensor.shape[1:])}".encode())
+            found.update(numbers[row].view(torch.uint8).numpy().tobytes())
+        total += int.from_bytes(found.digest()[:FINGERPRINT_BYTES])
+    return total
 
 
 class _Mark:

@@ -12,6 +12,7 @@ from krylov_descent.chunks import ChunkSize, check_chunk_size, chunk_length, cyc
 from krylov_descent.conjugate_gradient import CGIterate, CGResult, CGStop, conjugate_gradient
 from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.damping import adapted_damping, reduction_ratio
+from krylov_descent.distributed import ProcessGroup
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
@@ -66,6 +67,8 @@ class HessianFree(DataOptimizer):
         tf32: on a GPU, curvature products in TensorFloat-32: faster for large layers, with three
             digits. Gradient and forward passes keep torch's own setting. (The squares for the
             preconditioner may be in TensorFloat-32 in any case: see `precision.rough_products`.)
+        process_group: whose ranks train together: a torch.distributed.ProcessGroup or a DeviceMesh
+            of one dimension; all processes by default.
 
     Under an initialised process group (`torchrun`) each rank gives its own part of the data to
     `step` and gets the result of one process on all of them.
@@ -105,6 +108,7 @@ class HessianFree(DataOptimizer):
         activation_memory: int | None = None,
         cuda_graphs: bool = True,
         tf32: bool = False,
+        process_group: ProcessGroup = None,
     ) -> None:
         if not 0 < damping < math.inf:
             raise ValueError(f"`damping` must be positive and finite, found {damping}")
@@ -121,6 +125,7 @@ class HessianFree(DataOptimizer):
             micro_batch=micro_batch,
             activation_memory=activation_memory,
             cuda_graphs=cuda_graphs,
+            process_group=process_group,
         )
         self.curvature = Curvature(curvature)
         self.chunk_size: ChunkSize = chunk_size

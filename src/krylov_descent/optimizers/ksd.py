@@ -15,7 +15,7 @@ from krylov_descent.basis import Storage
 from krylov_descent.batches import InMemory, Nothing, Samples
 from krylov_descent.bfgs import BFGSResult, Vector, minimize_bfgs
 from krylov_descent.curvature import Curvature, CurvatureKind, CurvatureProduct
-from krylov_descent.distributed import Shard
+from krylov_descent.distributed import ProcessGroup, Shard
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
@@ -102,6 +102,8 @@ class KSD(DataOptimizer):
         basis_dtype: torch.bfloat16 to keep the basis in half the memory of float32.
         basis_device: "cpu" to keep the basis in the host's (pinned) memory, from where it is
             fetched in blocks.
+        process_group: whose ranks train together: a torch.distributed.ProcessGroup or a DeviceMesh
+            of one dimension; all processes by default.
 
     Under an initialised process group (`torchrun`) each rank gives its own part of the data to
     `step`, of any size, and gets the result of one process on all of them (with Kronecker factors
@@ -174,6 +176,7 @@ class KSD(DataOptimizer):
         basis: BasisKind = "replicated",
         basis_dtype: torch.dtype | None = None,
         basis_device: torch.device | str | None = None,
+        process_group: ProcessGroup = None,
     ) -> None:
         check_counts(
             dimension=dimension, previous_steps=previous_steps, bfgs_iterations=bfgs_iterations
@@ -192,6 +195,7 @@ class KSD(DataOptimizer):
             micro_batch=micro_batch,
             activation_memory=activation_memory,
             cuda_graphs=cuda_graphs,
+            process_group=process_group,
         )
         self.dimension = dimension
         self.curvature = Curvature(curvature)
@@ -267,11 +271,9 @@ class KSD(DataOptimizer):
         """Note whether the step has the data of the step before, and draws its sets from them."""
         group = self.param_groups[0]
         growing_sets.begin(group)  # a state that was loaded may be from sets that did not grow
-        agreed_number = self.objective.ranks.agreed_number
-        fingerprint = self._last_data.fingerprint(self._samples(data))
-        same = drawn and growing_sets.same_data(group, fingerprint)
-        group[growing_sets.SAME_DATA] = bool(agreed_number(same))
-        group[growing_sets.FINGERPRINT] = agreed_number(fingerprint)
+        fingerprint = self._last_data.fingerprint(self._samples(data), self.objective.ranks)
+        group[growing_sets.SAME_DATA] = drawn and growing_sets.same_data(group, fingerprint)
+        group[growing_sets.FINGERPRINT] = fingerprint
 
     @property
     def _sizes(self) -> SubsetSizes:

@@ -15,6 +15,7 @@ from krylov_descent.conjugate_directions import (
     first_step,
     minimize_nonlinear_cg,
 )
+from krylov_descent.distributed import ProcessGroup
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.noise import noise_over_ranks
@@ -50,6 +51,8 @@ class NonlinearCG(DataOptimizer):
         activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
             free memory on a GPU by default.
         cuda_graphs: on a GPU, record the gradient once and replay it; False to run it as it is.
+        process_group: whose ranks train together: a torch.distributed.ProcessGroup or a DeviceMesh
+            of one dimension; all processes by default.
 
     Under an initialised process group (`torchrun`) each rank gives its own part of the data to
     `step` and gets the result of one process on all of them.
@@ -78,6 +81,7 @@ class NonlinearCG(DataOptimizer):
         micro_batch: int | None = None,
         activation_memory: int | None = None,
         cuda_graphs: bool = True,
+        process_group: ProcessGroup = None,
     ) -> None:
         if formula not in get_args(Formula):
             raise ValueError(
@@ -99,6 +103,7 @@ class NonlinearCG(DataOptimizer):
             micro_batch=micro_batch,
             activation_memory=activation_memory,
             cuda_graphs=cuda_graphs,
+            process_group=process_group,
         )
         self.formula: Formula = formula
         self.iterations = iterations
