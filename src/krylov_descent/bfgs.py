@@ -7,6 +7,10 @@ the identity and the first step tried is 1.
 Values carry noise, and a large constant may hide the progress that matters (the cross-entropy of
 grey pixels does not go to zero). So there is no relative tolerance: the search ends when the
 decrease that the quadratic model predicts, ½ gᵀHg, is below the noise of a value.
+
+Where a line search fails, there is a kink, as ReLU nets have them. The search goes on along the
+shortest vector in the hull of the gradients on both sides (see `bundle`), with more of them if that
+fails, too, until it predicts nothing beyond the noise.
 """
 
 import math
@@ -19,6 +23,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from krylov_descent.bundle import shortest_in_hull
 from krylov_descent.line_search import Bracket, Trial, wolfe_search
 
 # Of few numbers: NumPy's operations on them take a fifth of torch's time, and a GPU waits for them.
@@ -27,6 +32,8 @@ Function = Callable[[Vector], tuple[float, Vector]]
 """From a point [m] to the value and the gradient [m] there."""
 
 EPSILON = sys.float_info.epsilon
+# Of a bundle at a kink.
+MOST_GRADIENTS = 12
 # From one line to the next the predicted decrease falls to a third or so.
 LITTLE = 4.0
 
@@ -119,6 +126,7 @@ def minimize_bfgs(
     lowest = current.value  # of all seen; the best point may lie above it by the noise
     last_decrease = math.inf
     inverse_hessian = _InverseHessian(len(start))
+    bundle: list[Vector] = []  # gradients around the current point, where line searches failed
 
     def finish(reason: StopReason) -> BFGSResult:
         return BFGSResult(best.point, best.value, best.gradient, iterations, evaluations, reason)
@@ -126,9 +134,13 @@ def minimize_bfgs(
     if not current.is_finite():
         return finish(StopReason.START_NOT_FINITE)
     while True:
-        direction = -inverse_hessian.times(current.gradient)
+        if bundle:
+            direction = -shortest_in_hull(np.stack([current.gradient, *bundle]))
+            predicted_decrease = float(direction @ direction) / 2
+        else:
+            direction = -inverse_hessian.times(current.gradient)
+            predicted_decrease = -float(current.gradient @ direction) / 2
         slope = float(current.gradient @ direction)
-        predicted_decrease = -slope / 2
         if not current.gradient.any():
             return finish(StopReason.ZERO_GRADIENT)
         if abs(predicted_decrease) <= noise:
@@ -148,6 +160,7 @@ def minimize_bfgs(
             Trial(0.0, current.value, slope, current.gradient),
             first_step=_first_step(last_decrease, predicted_decrease),
             noise=value_error,
+            beside_kinks=True,
             foresee=_telling(foresee, current, direction, slope, inverse_hessian, noise),
         )
         iterations += 1
@@ -162,16 +175,25 @@ def minimize_bfgs(
             best = previous.moved(direction, search.best)
 
         if search.accepted is not None:
-            # By the slopes, which are more exact than the values.
-            last_decrease = -search.accepted.step * (slope + search.accepted.slope) / 2
+            # By the slopes, which are more exact than the values, unless there is a kink between.
+            by_slopes = -search.accepted.step * (slope + search.accepted.slope) / 2
+            last_decrease = by_slopes if by_slopes > 0 else previous.value - current.value
             inverse_hessian.update(
                 current.point - previous.point, current.gradient - previous.gradient
             )
+            bundle.clear()
         elif predicted_decrease <= value_error:
             return finish(StopReason.BELOW_NOISE)
-        elif inverse_hessian.is_identity:
-            return finish(StopReason.NO_DECREASE)
         else:
+            # A kink, it seems: what the gradients on both sides of it say together comes next.
+            if current.value < previous.value:
+                bundle.clear()
+            if search.beyond is None or len(bundle) == MOST_GRADIENTS:
+                if inverse_hessian.is_identity:
+                    return finish(StopReason.NO_DECREASE)
+                bundle.clear()
+            else:
+                bundle.append(search.beyond.gradient)
             inverse_hessian.reset()
 
 

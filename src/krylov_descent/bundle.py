@@ -1,0 +1,62 @@
+"""A direction of descent at a kink: the shortest vector in the hull of the gradients around it.
+
+Beside a kink, as ReLU nets have them, a function climbs after a tiny step along the direction that
+its gradient suggests, because the gradient knows one side only. Let p be the shortest vector in the
+convex hull of the gradients gᵢ from both sides. Then gᵢᵀp ≥ ‖p‖² for all of them, so −p descends on
+every side (Lemaréchal 1975; Wolfe 1975). Where p is zero the point is stationary.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+# Of a gain, relative to the scale of the problem: below this a vector does not shorten p any more.
+TOLERANCE = 1e-14
+
+
+def shortest_in_hull(vectors: Array) -> Array:
+    """The shortest vector in the convex hull of the rows of a matrix.
+
+    Args:
+        vectors: G [m, d].
+
+    Returns:
+        p = Gᵀλ [d], with λ ≥ 0 and Σλ = 1.
+
+    Minimising ‖Gᵀλ‖² + (Σλ − 1)² over λ ≥ 0 gives a multiple of these λ: with λ = tμ and Σμ = 1 the
+    best t leaves ‖Gᵀμ‖² / (1 + ‖Gᵀμ‖²), which grows with ‖Gᵀμ‖. That is a least-squares problem with
+    λ ≥ 0, solved by Lawson and Hanson's active sets. Cost: m solutions of size m or so.
+    """
+    scale = float(np.abs(vectors).max())
+    if scale == 0:
+        return np.zeros(vectors.shape[1])
+    matrix = np.vstack([vectors.T / scale, np.ones(len(vectors))])  # [d + 1, m]
+    target = np.zeros(len(matrix))
+    target[-1] = 1.0
+    weights = np.zeros(len(vectors))
+    for _ in range(3 * len(vectors)):
+        gain = matrix.T @ (target - matrix @ weights)
+        gain[weights > 0] = 0.0
+        if gain.max() <= TOLERANCE:
+            break
+        active = weights > 0
+        active[gain.argmax()] = True
+        weights = _least_squares(matrix, target, weights, active)
+    return vectors.T @ (weights / weights.sum())
+
+
+def _least_squares(
+    matrix: Array, target: Array, weights: Array, active: NDArray[np.bool_]
+) -> Array:
+    """The best non-negative weights on the way from some to those of an active set."""
+    while True:
+        wanted = np.zeros_like(weights)
+        wanted[active] = np.linalg.lstsq(matrix[:, active], target, rcond=None)[0]
+        negative = active & (wanted <= 0)
+        if not negative.any():
+            return wanted
+        # As far as all stay positive; the first one that would not leaves the set.
+        parts = weights[negative] / (weights[negative] - wanted[negative])
+        weights = weights + parts.min() * (wanted - weights)
+        weights[np.flatnonzero(negative)[parts.argmin()]] = 0.0
+        active = active & (weights > 0)
