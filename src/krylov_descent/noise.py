@@ -9,7 +9,7 @@ noise*, 2011).
 import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from krylov_descent.threads import one_thread
 
 ORDER = 3  # of the differences
 NOISE_POINTS = 4
+# How much closer the points of another measurement are, by what part of itself an estimate that is
+# not rounding falls at least, and the most measurements.
+CLOSER, FALL, MOST_MEASUREMENTS = 16.0, 4.0, 5
 
 
 def noise_steps(epsilon: float) -> list[float]:
@@ -31,6 +34,37 @@ def noise_steps(epsilon: float) -> list[float]:
     """
     spacing = 0.1 * epsilon ** (1 / 3)
     return [-k * spacing for k in range(NOISE_POINTS)]
+
+
+def settled_noise(measure: Callable[[float], float], limit: float) -> float:
+    """The noise, measured where the function is a parabola to within its noise.
+
+    Along a direction that is too long, or across a kink, third differences show the function itself.
+    That part falls with the distance of the points (to 1/4096 or 1/16 of itself, if they are 16 times as
+    close), and rounding does not: an estimate that is too large to be believed is measured again
+    closer in, until it is believable or stays.
+
+    Args:
+        measure: the noise that points show which are so many times as far apart (1 or less) as
+            `noise_steps` has it; not finite where a value is not.
+        limit: the most that is believed without a second measurement, √ε of the value or so.
+
+    Returns:
+        The noise; infinity, which says nothing, if it neither falls below the limit nor stays.
+    """
+    distance = 1.0
+    noise = measure(distance)
+    for _ in range(MOST_MEASUREMENTS - 1):
+        if noise <= limit:
+            return noise
+        distance /= CLOSER
+        closer = measure(distance)
+        if closer == 0:  # the points are one and the same
+            break
+        if closer > noise / FALL:
+            return closer
+        noise = closer
+    return noise if noise <= limit else math.inf
 
 
 def noise_of_sum(values: Tensor) -> float:

@@ -61,9 +61,9 @@ class SpreadObjective(ObjectiveAround):
         self.samples_seen += self.samples
         return float(total[0]), total[1:]
 
-    def _noise_along(self, direction: Tensor) -> float:
+    def _noise_along(self, direction: Tensor, epsilon: float) -> float:
         rows = []
-        for part in noise_steps(self._objective.epsilon()):
+        for part in noise_steps(epsilon):
             self._move_by(part * direction)
             with self._ranks.own_work():
                 rows.append(self._objective.comparable_losses(self._set))

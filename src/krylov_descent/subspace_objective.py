@@ -17,7 +17,13 @@ from krylov_descent.batches import Samples
 from krylov_descent.bfgs import Trying, Vector
 from krylov_descent.exchanges import Ahead
 from krylov_descent.line_search import Bracket, Point
-from krylov_descent.noise import NOISE_POINTS, error_sums, noise_from, noise_steps
+from krylov_descent.noise import (
+    NOISE_POINTS,
+    error_sums,
+    noise_from,
+    noise_steps,
+    settled_noise,
+)
 from krylov_descent.objective import Objective
 from krylov_descent.recorded_objective import RecordedObjective, Taken
 from krylov_descent.subspace import Coordinates, Subspace
@@ -99,23 +105,29 @@ class ObjectiveAround:
             gradient: there [r].
             previous: the last step of the optimiser [n], zeros where there is none.
         """
-        noise = self._noise_along_previous(previous)
+        epsilon = self._objective.epsilon()
+        limit = math.sqrt(epsilon) * abs(value)
+        noise = self._noise_along_previous(previous, epsilon, limit)
         predicted_decrease = float(gradient @ gradient) / 2
         if not 0 < noise < predicted_decrease:
-            again = self._noise_along(self.direction(gradient))
-            # Of what tells something: zero does not, and NaN is left only if both are.
-            noise = float(np.fmin(noise or math.inf, again or math.inf))
+            first = self.direction(gradient)
+            again = settled_noise(lambda part: self._noise_along(part * first, epsilon), limit)
+            noise = min(noise or math.inf, again or math.inf)  # of what tells something
         if math.isfinite(noise):
             return noise
         # There is no neighbourhood to look at: rounding of the last operation alone.
-        return self._objective.epsilon() * abs(value) / math.sqrt(self.samples)
+        return epsilon * abs(value) / math.sqrt(self.samples)
 
-    def _noise_along_previous(self, previous: Callable[[], Tensor]) -> float:
+    def _noise_along_previous(
+        self, previous: Callable[[], Tensor], epsilon: float, limit: float
+    ) -> float:
         """Along the previous step; 0 where that tells nothing."""
         step = previous()
-        return self._noise_along(step) if bool(step.any()) else 0.0
+        if not bool(step.any()):
+            return 0.0
+        return settled_noise(lambda part: self._noise_along(part * step, epsilon), limit)
 
-    def _noise_along(self, direction: Tensor) -> float:
+    def _noise_along(self, direction: Tensor, epsilon: float) -> float:
         """At `noise_steps` along a step [n]; not finite where a loss is not."""
         raise NotImplementedError
 
@@ -216,15 +228,21 @@ class SubspaceObjective(ObjectiveAround):
             return None
         return self._recorded.take(self._coordinates.to_basis(a))
 
-    def _noise_along_previous(self, previous: Callable[[], Tensor]) -> float:
+    def _noise_along_previous(
+        self, previous: Callable[[], Tensor], epsilon: float, limit: float
+    ) -> float:
         sums = None if self._recorded is None else self._recorded.noise
         if sums is None:
-            return super()._noise_along_previous(previous)
-        return self._noise_from(sums.tensor())
+            return super()._noise_along_previous(previous, epsilon, limit)
+        recorded = self._noise_from(sums.tensor())
+        return settled_noise(
+            lambda part: recorded if part == 1 else self._noise_along(part * previous(), epsilon),
+            limit,
+        )
 
-    def _noise_along(self, direction: Tensor) -> float:
+    def _noise_along(self, direction: Tensor, epsilon: float) -> float:
         rows = []
-        for part in noise_steps(self._objective.findings.epsilon):
+        for part in noise_steps(epsilon):
             self._move_by(part * direction)
             # Where C comes in another order each time, their sums alone.
             rows.append(self._objective.comparable_losses(self._set))

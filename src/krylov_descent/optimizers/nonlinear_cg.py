@@ -18,7 +18,7 @@ from krylov_descent.conjugate_directions import (
 from krylov_descent.distributed import ProcessGroup
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
-from krylov_descent.noise import noise_over_ranks
+from krylov_descent.noise import NOISE_POINTS, noise_over_ranks, noise_steps, settled_noise
 from krylov_descent.objective import Objective
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
@@ -26,7 +26,6 @@ from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.sums import Evaluation
 
 DIRECTION, GRADIENT = "direction", "gradient"
-NOISE_POINTS = 4
 
 
 class NonlinearCG(DataOptimizer):
@@ -258,15 +257,18 @@ class _Step:
         distance.
         """
         epsilon = self.objective.epsilon()
-        agreed = self.ranks.agreed_number
-        spacing = 0.1 * epsilon ** (1 / 3) * first_step(slope, start.gradient, memory, agreed)
-        rows = []
-        for k in range(NOISE_POINTS):
-            self.objective.parameters.assign(theta - k * spacing * start.gradient)
-            with self.ranks.own_work():
-                rows.append(self.objective.comparable_losses(self.data))
-            self.account.count(start.samples)
-        noise = noise_over_ranks(rows, NOISE_POINTS, self.ranks)
+        step = first_step(slope, start.gradient, memory, self.ranks.agreed_number)
+
+        def along_gradient(part: float) -> float:
+            rows = []
+            for back in noise_steps(epsilon):
+                self.objective.parameters.assign(theta + part * back * step * start.gradient)
+                with self.ranks.own_work():
+                    rows.append(self.objective.comparable_losses(self.data))
+                self.account.count(start.samples)
+            return noise_over_ranks(rows, NOISE_POINTS, self.ranks) / start.normaliser
+
+        noise = settled_noise(along_gradient, math.sqrt(epsilon) * abs(start.value))
         if not math.isfinite(noise):
             return epsilon * abs(start.value) / math.sqrt(start.samples)
-        return noise / start.normaliser
+        return noise
