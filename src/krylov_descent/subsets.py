@@ -39,6 +39,7 @@ class SubsetSizes:
             least `least`, times 2 to the number of doublings) speak.
         least: the fewest samples that a growing set begins with.
         doublings: so far.
+        growth: how many times as many samples as asked for.
     """
 
     curvature: Size
@@ -46,6 +47,7 @@ class SubsetSizes:
     dimension: int
     least: int = LEAST_FIXED
     doublings: int = 0
+    growth: int = 1
 
     @property
     def grow(self) -> bool:
@@ -81,7 +83,7 @@ class SubsetSizes:
     @property
     def fraction(self) -> float:
         """The part of an ever longer stream that B and C take together."""
-        return sum(
+        return self.growth * sum(
             wanted if isinstance(wanted, float) else self._factor(wanted) / self.dimension
             for wanted in (self.curvature, self.objective)
             if not isinstance(wanted, int)
@@ -91,10 +93,12 @@ class SubsetSizes:
         if isinstance(wanted, str):
             part = math.ceil(total / self.dimension)
             least = {"auto": self.least, "fixed": LEAST_FIXED, "paper": 1}[wanted]
-            return min(total, self._factor(wanted) * max(part, least))
-        if isinstance(wanted, float):
-            return max(1, round(wanted * total))
-        return int(wanted)
+            size = self._factor(wanted) * max(part, least)
+        elif isinstance(wanted, float):
+            size = max(1, round(wanted * total))
+        else:
+            size = int(wanted)
+        return min(total, self.growth * size)
 
     def _factor(self, wanted: Size) -> int:
         return 2**self.doublings if wanted == "auto" else 1

@@ -20,7 +20,7 @@ from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
 from krylov_descent.on_the_way import OnTheWay
-from krylov_descent.optimizers import growing_sets
+from krylov_descent.optimizers import escalation, growing_sets
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.ksd_preconditioners import Stages
@@ -204,6 +204,7 @@ class KSD(DataOptimizer):
         self.subset_sizes = SubsetSizes.checked(subset_size, dimension, least)
         if self.subset_sizes.grow:
             growing_sets.begin(self.param_groups[0])
+        escalation.begin(self.param_groups[0])
         self._last_data = growing_sets.LastData()
         self.bfgs_iterations = bfgs_iterations
         self.epsilon = epsilon
@@ -253,14 +254,22 @@ class KSD(DataOptimizer):
         """
         if not self._wants_to_step(data, closure):
             return None
-        with self._working() as objective, derivatives_in_tf32(self.tf32):
+        group = self.param_groups[0]
+        escalation.begin(group)  # a state that was loaded may be older
+        # With few digits a refused step may be refused for want of them.
+        tf32 = self.tf32 and not escalation.refusals(group)
+        with self._working() as objective, derivatives_in_tf32(tf32):
             if self.subset_sizes.grow:
                 drawn = curvature_data is None and objective_data is None
                 self._compare_data(data, drawn=drawn)
             result = _Step(self, objective).run(data, curvature_data, objective_data)
         if self.subset_sizes.grow:
-            growing_sets.learn(self.param_groups[0], result)
-        return result
+            growing_sets.learn(group, result)
+        by_hand = curvature_data is not None or objective_data is not None
+        change = escalation.learn(
+            group, result, self.dimension, self._longest_basis, by_hand=by_hand
+        )
+        return result if change is None else replace(result, reason=f"{result.reason}; {change}")
 
     @property
     def preconditioner(self) -> Preconditioner:
@@ -279,9 +288,23 @@ class KSD(DataOptimizer):
     def _sizes(self) -> SubsetSizes:
         """Of B and C at this step."""
         group = self.param_groups[0]
+        sizes = replace(self.subset_sizes, growth=escalation.set_growth(group))
         if not (self.subset_sizes.grow and group[growing_sets.SAME_DATA]):
-            return replace(self.subset_sizes, least=LEAST_FIXED)
-        return replace(self.subset_sizes, doublings=int(group[growing_sets.DOUBLINGS]))
+            return replace(sizes, least=LEAST_FIXED)
+        return replace(sizes, doublings=int(group[growing_sets.DOUBLINGS]))
+
+    @property
+    def _longest_basis(self) -> int:
+        """How many directions a basis may have, if it is made longer than asked for."""
+        parameters = self.objective.parameters
+        vector = parameters.numel * parameters.dtype.itemsize
+        return min(parameters.numel, self.objective.activation_memory // vector)
+
+    @property
+    def _dimension(self) -> int:
+        """K of this step."""
+        group = self.param_groups[0]
+        return escalation.basis_dimension(group, self.dimension, self._longest_basis)
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -389,9 +412,16 @@ class _Step:
                 recordings.finish()
         if best is None:
             return account.refused(Status.NOT_FINITE, "the loss or its gradient on C is not finite")
+        if taken is None and best.value < start:
+            return account.refused(Status.NO_DECREASE, SCALED_AWAY)
         if taken is None:
-            reason = SCALED_AWAY if best.value < start else None
-            return account.refused(Status.NO_DECREASE, reason)
+            noise = self.gradient_noise(objective_set, theta)
+            account.note(gradient_noise=noise)
+            return account.refused(
+                Status.NO_DECREASE,
+                f"{Status.NO_DECREASE.value} (the gradient's norm is {norm:.2g}, its noise "
+                f"{noise:.2g})",
+            )
         return account.moved(str(best.reason), loss_after=taken)
 
     def gradient_and_sets(
@@ -458,7 +488,9 @@ class _Step:
     @property
     def basis_is_recorded(self) -> bool:
         """Whether the whole basis is one recording, that has not been forgotten."""
-        return basis_is_recorded(self.objective.recordings, self.optimizer.curvature.kind)
+        longer = self.optimizer._dimension > self.optimizer.dimension
+        recorded = basis_is_recorded(self.objective.recordings, self.optimizer.curvature.kind)
+        return recorded and not longer
 
     def basis(
         self, curvature_set: Samples, gradient: Tensor
@@ -470,7 +502,12 @@ class _Step:
         previous = [optimizer._flat_state(key) for key in optimizer._previous]
         self.before_basis = self.objective.recordings.now()
         subspace = optimizer.spaces.subspace(
-            product, self.stages.current, gradient, previous, lasting=self.stages.lasting
+            product,
+            self.stages.current,
+            gradient,
+            previous,
+            optimizer._dimension,
+            lasting=self.stages.lasting,
         )
         return subspace, product, learned
 
@@ -531,6 +568,24 @@ class _Step:
         self.account.note(noise=noise, iterations=best.iterations, evaluations=best.evaluations + 1)
         self.account.count(function.samples_seen)
         return best
+
+    def gradient_noise(self, objective_set: Samples, theta: Tensor) -> float:
+        """How far ∇f on C moves when each parameter is moved by its rounding, up or down.
+
+        Two gradients over C; the parameters are θ [n] before and after.
+        """
+        parameters = self.objective.parameters
+        generator = self.optimizer._generator()
+        signs = torch.randint(0, 2, (len(theta),), generator=generator).to(theta) * 2 - 1
+        try:
+            found = self.objective.value_and_gradient(objective_set)
+            here = found.gradient.clone()
+            self.account.count(2 * found.samples)
+            parameters.assign(theta * (1 + torch.finfo(theta.dtype).eps * signs))
+            there = self.objective.value_and_gradient(objective_set).gradient
+        finally:
+            parameters.assign(theta)
+        return float((there - here).norm())
 
     def take(
         self, function: Function, theta: Tensor, best: BFGSResult, start: float

@@ -65,6 +65,7 @@ class Spaces:
         preconditioner: Preconditioner,
         gradient: Tensor,
         previous: list[Tensor],
+        dimension: int,
         *,
         lasting: bool,
     ) -> AnySubspace | LaunchedSubspace:
@@ -76,22 +77,23 @@ class Spaces:
             gradient: g [n].
             previous: copies of the previous steps [n], zeros for those that are still to come.
                 May be emptied, so that nothing but the basis holds them.
+            dimension: K of this step; a longer basis than asked for is not recorded.
             lasting: whether D is that of all steps to come, and worth a long recording.
         """
         alone = not product.objective.ranks.together
         at_hand = alone and self.basis == "replicated" and self.storage.is_plain
         # With the zeros, so that what the first step records serves all that follow. They cost it
         # products, and are cut from the basis; to ask which they are would be to wait for the GPU.
-        if at_hand and product.objective.recordings.possible:
+        if at_hand and product.objective.recordings.possible and dimension == self.dimension:
             found = recorded_basis(
-                product, preconditioner, gradient, previous, self.dimension, whole=lasting
+                product, preconditioner, gradient, previous, dimension, whole=lasting
             )
             if found is not None:
                 return found
         previous[:] = [step for step in previous if bool(step.any())]
         if at_hand:
-            return krylov_basis(product, preconditioner, gradient, previous, self.dimension)
-        return self._stored(product, preconditioner, gradient, previous)
+            return krylov_basis(product, preconditioner, gradient, previous, dimension)
+        return self._stored(product, preconditioner, gradient, previous, dimension)
 
     def _stored(
         self,
@@ -99,6 +101,7 @@ class Spaces:
         preconditioner: Preconditioner,
         gradient: Tensor,
         previous: list[Tensor],
+        dimension: int,
     ) -> StoredSubspace:
         ranks, size = product.objective.ranks, gradient.numel()
         placement: Replicated | Sharded = Replicated(ranks, size)
@@ -112,7 +115,7 @@ class Spaces:
             metric,
             gradient,
             previous,
-            self.dimension,
+            dimension,
             placement=placement,
             storage=self.storage,
         )
