@@ -160,7 +160,7 @@ def minimize_bfgs(
             Trial(0.0, current.value, slope, current.gradient),
             first_step=_first_step(last_decrease, predicted_decrease),
             noise=value_error,
-            beside_kinks=True,
+            weak=True,
             foresee=_telling(foresee, current, direction, slope, inverse_hessian, noise),
         )
         iterations += 1

@@ -24,8 +24,8 @@ def shortest_in_hull(vectors: Array) -> Array:
         p = Gᵀλ [d], with λ ≥ 0 and Σλ = 1.
 
     Minimising ‖Gᵀλ‖² + (Σλ − 1)² over λ ≥ 0 gives a multiple of these λ: with λ = tμ and Σμ = 1 the
-    best t leaves ‖Gᵀμ‖² / (1 + ‖Gᵀμ‖²), which grows with ‖Gᵀμ‖. That is a least-squares problem with
-    λ ≥ 0, solved by Lawson and Hanson's active sets. Cost: m solutions of size m or so.
+    best t leaves ‖Gᵀμ‖² / (1 + ‖Gᵀμ‖²), which grows with ‖Gᵀμ‖. That is a least-squares problem
+    with λ ≥ 0, solved by Lawson and Hanson's active sets. Cost: m solutions of size m or so.
     """
     scale = float(np.abs(vectors).max())
     if scale == 0:

@@ -6,8 +6,8 @@ The search sees a function φ of one variable, the step, through trials. Each tr
     too short    sufficient decrease, but still descending steeply
     acceptable   sufficient decrease, and a slope small beside the first one (strong Wolfe)
 
-Behind a kink no slope may be small, however close the trials come to it. Sufficient decrease and a
-slope that is not steeply descending, the weak Wolfe conditions, can be met there, and are all that BFGS
+Behind a kink no slope may be small, however close the trials come to it. The weak Wolfe conditions
+can be met there, by a trial that decreases sufficiently but climbs steeply. They are all that BFGS
 needs (Lewis & Overton 2013).
 
 Steps grow until one is too far. From then on the longest too short and the shortest too far trial
@@ -46,10 +46,6 @@ SMALLEST_GROWTH, LARGEST_GROWTH = 1.1, 10.0
 # trial may be too far by many orders of magnitude.
 NEAREST, FARTHEST = 1e-8, 0.9
 
-# The trial from which on one that decreases sufficiently is accepted though it climbs steeply. A
-# smooth function has mostly been interpolated by then.
-WEAK_FROM = 2
-
 # A bracket that did not shrink to this part is halved next, whatever interpolation says.
 ENOUGH_SHRINKAGE = 2 / 3
 
@@ -68,7 +64,7 @@ class LineSearchOutcome(StrEnum):
     """How a line search ended, as a sentence."""
 
     STRONG_WOLFE = "the strong Wolfe conditions hold"
-    WEAK_WOLFE = "the weak Wolfe conditions hold; the function climbs behind a kink"
+    WEAK_WOLFE = "the weak Wolfe conditions hold"
     APPROXIMATE_WOLFE = "the values agree to within their noise and the slopes meet the conditions"
     EVALUATION_LIMIT = "no acceptable step within the allowed evaluations"
     NOTHING_TO_GAIN = "no acceptable step, and what is left to gain is below the noise"
@@ -103,8 +99,8 @@ class Bracket(NamedTuple):
 
 class _Verdict(Enum):
     TOO_SHORT = auto()
-    CLIMBING = auto()
     TOO_FAR = auto()
+    WEAK_WOLFE = auto()
     STRONG_WOLFE = auto()
     APPROXIMATE_WOLFE = auto()
 
@@ -118,7 +114,7 @@ def wolfe_search(
     sufficient_decrease: float = SUFFICIENT_DECREASE,
     curvature: float = CURVATURE,
     max_evaluations: int = 20,
-    beside_kinks: bool = False,
+    weak: bool = False,
     foresee: Callable[[float, Bracket], None] | None = None,
 ) -> LineSearchResult:
     """Find a step that meets the strong Wolfe conditions.
@@ -135,11 +131,11 @@ def wolfe_search(
         sufficient_decrease: the part of the decrease promised by the first slope to insist on.
         curvature: the part of the first slope that may remain.
         max_evaluations: the most trials to make.
-        beside_kinks: accept the weak Wolfe conditions, from the second trial on.
+        weak: whether the weak Wolfe conditions are enough.
         foresee: told of each step before it is tried, and of what led to it.
 
-    Memory: at most four trials are held at a time: ``start``, the best, the shortest that was too far
-    and the newest.
+    Memory: at most four trials are held at a time: ``start``, the best, the shortest that was too
+    far and the newest.
     """
     _check_arguments(start, first_step, noise, sufficient_decrease, curvature, max_evaluations)
     allowance = NOISE_ALLOWANCE * noise
@@ -158,7 +154,7 @@ def wolfe_search(
         if values_tell and change > sufficient_decrease * trial.step * start.slope:
             return _Verdict.TOO_FAR
         if trial.slope > -curvature * start.slope:
-            return _Verdict.CLIMBING if values_tell and beside_kinks else _Verdict.TOO_FAR
+            return _Verdict.WEAK_WOLFE if weak and values_tell else _Verdict.TOO_FAR
         if trial.slope < curvature * start.slope:
             return _Verdict.TOO_SHORT
         return _Verdict.STRONG_WOLFE if values_tell else _Verdict.APPROXIMATE_WOLFE
@@ -174,11 +170,10 @@ def wolfe_search(
         if is_sound(trial) and trial.value < best.value:
             best = trial
 
-        verdict = judge(trial)
-        if verdict is _Verdict.CLIMBING and evaluations >= WEAK_FROM:
-            outcome = LineSearchOutcome.WEAK_WOLFE
-            return LineSearchResult(trial, best, beyond, evaluations, outcome)
-        match verdict:
+        match judge(trial):
+            case _Verdict.WEAK_WOLFE:
+                outcome = LineSearchOutcome.WEAK_WOLFE
+                return LineSearchResult(trial, best, beyond, evaluations, outcome)
             case _Verdict.STRONG_WOLFE:
                 outcome = LineSearchOutcome.STRONG_WOLFE
                 return LineSearchResult(trial, best, beyond, evaluations, outcome)
@@ -187,7 +182,7 @@ def wolfe_search(
                 return LineSearchResult(trial, best, beyond, evaluations, outcome)
             case _Verdict.TOO_SHORT:
                 shorter, low = low, _point(trial)
-            case _Verdict.TOO_FAR | _Verdict.CLIMBING:
+            case _Verdict.TOO_FAR:
                 # Nothing can be interpolated with what is wild.
                 high = Point(step, math.nan, math.nan)
                 if is_sound(trial):

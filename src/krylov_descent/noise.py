@@ -39,10 +39,10 @@ def noise_steps(epsilon: float) -> list[float]:
 def settled_noise(measure: Callable[[float], float], limit: float) -> float:
     """The noise, measured where the function is a parabola to within its noise.
 
-    Along a direction that is too long, or across a kink, third differences show the function itself.
-    That part falls with the distance of the points (to 1/4096 or 1/16 of itself, if they are 16 times as
-    close), and rounding does not: an estimate that is too large to be believed is measured again
-    closer in, until it is believable or stays.
+    Along a direction that is too long, or across a kink, third differences show the function
+    itself. That part falls with the distance of the points (to 1/4096 or 1/16 of itself, if they
+    are 16 times as close), and rounding does not: an estimate that is too large to be believed is
+    measured again closer in, until it is believable or stays.
 
     Args:
         measure: the noise that points show which are so many times as far apart (1 or less) as

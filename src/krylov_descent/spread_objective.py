@@ -61,10 +61,10 @@ class SpreadObjective(ObjectiveAround):
         self.samples_seen += self.samples
         return float(total[0]), total[1:]
 
-    def _noise_along(self, direction: Tensor, epsilon: float) -> float:
+    def _noise_along(self, direction: Tensor, part: float, epsilon: float) -> float:
         rows = []
-        for part in noise_steps(epsilon):
-            self._move_by(part * direction)
+        for back in noise_steps(epsilon):
+            self._move_by(part * back * direction)
             with self._ranks.own_work():
                 rows.append(self._objective.comparable_losses(self._set))
             self.samples_seen += self.samples

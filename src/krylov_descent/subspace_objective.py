@@ -111,7 +111,7 @@ class ObjectiveAround:
         predicted_decrease = float(gradient @ gradient) / 2
         if not 0 < noise < predicted_decrease:
             first = self.direction(gradient)
-            again = settled_noise(lambda part: self._noise_along(part * first, epsilon), limit)
+            again = settled_noise(lambda part: self._noise_along(first, part, epsilon), limit)
             noise = min(noise or math.inf, again or math.inf)  # of what tells something
         if math.isfinite(noise):
             return noise
@@ -125,10 +125,10 @@ class ObjectiveAround:
         step = previous()
         if not bool(step.any()):
             return 0.0
-        return settled_noise(lambda part: self._noise_along(part * step, epsilon), limit)
+        return settled_noise(lambda part: self._noise_along(step, part, epsilon), limit)
 
-    def _noise_along(self, direction: Tensor, epsilon: float) -> float:
-        """At `noise_steps` along a step [n]; not finite where a loss is not."""
+    def _noise_along(self, direction: Tensor, part: float, epsilon: float) -> float:
+        """At `noise_steps` along a part of a step [n]; not finite where a loss is not."""
         raise NotImplementedError
 
     def _move(self, a: Vector) -> None:
@@ -236,14 +236,14 @@ class SubspaceObjective(ObjectiveAround):
             return super()._noise_along_previous(previous, epsilon, limit)
         recorded = self._noise_from(sums.tensor())
         return settled_noise(
-            lambda part: recorded if part == 1 else self._noise_along(part * previous(), epsilon),
+            lambda part: recorded if part == 1 else self._noise_along(previous(), part, epsilon),
             limit,
         )
 
-    def _noise_along(self, direction: Tensor, epsilon: float) -> float:
+    def _noise_along(self, direction: Tensor, part: float, epsilon: float) -> float:
         rows = []
-        for part in noise_steps(epsilon):
-            self._move_by(part * direction)
+        for back in noise_steps(epsilon):
+            self._move_by(part * back * direction)
             # Where C comes in another order each time, their sums alone.
             rows.append(self._objective.comparable_losses(self._set))
         return self._noise_from(error_sums(torch.stack(rows)))

@@ -3,13 +3,14 @@
 Where nothing in a step is random (B = C = A) a refused step would be made again, bit for bit, for
 ever. So each refused step changes the one after it, in this order:
 
-1. B and C are other samples, four times as many, until they are all of A. Derivatives are no longer in
-   TensorFloat-32.
+1. B and C are other samples, four times as many, until they are all of A. Derivatives are no
+   longer in TensorFloat-32.
 2. When they are all of A, or were given by hand, the basis is twice as long, until it is the whole
    space or would take more than the memory for activations.
 
-Each step that is taken takes the last change back. Inside a step, where the search stands at a kink, it
-goes on with a bundle of gradients (see `bundle`). When nothing is left to change, the result says so.
+Each step that is taken takes the last change back. Inside a step, where the search stands at a
+kink, it goes on with a bundle of gradients (see `bundle`). When nothing is left to change, the
+result says so.
 
 The counts live in a parameter group, so that a resumed run goes on alike.
 """

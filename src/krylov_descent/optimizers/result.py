@@ -36,8 +36,8 @@ class StepResult:
         reason: one sentence on that, with what was not finite or why the search ended.
         noise: standard deviation of the rounding error of the objective on C.
         gradient_norm: ‖g‖ on A.
-        gradient_noise: how far the gradient on C moves when each parameter is moved by its rounding;
-            measured where no decrease was found, else None.
+        gradient_noise: how far the gradient on C moves when each parameter is moved by its
+            rounding; measured where no decrease was found, else None.
         step_norm: ‖d‖ of the step taken, 0 if none was.
         rank: dimension of the subspace that was searched.
         ritz_values: eigenvalues of the projected curvature H̄, ascending, before flooring.
