@@ -26,6 +26,8 @@ from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
 from krylov_descent.probes import buffers_kept
 
+Closure = Callable[[], Any]
+
 # An odd number with well-spread bits, so that neighbouring seeds share no step's generator.
 SEED_STRIDE = 0x9E3779B97F4A7C15
 # And so that a rank's generator is none that a neighbouring seed has on another rank.
@@ -86,11 +88,11 @@ class DataOptimizer(torch.optim.Optimizer):
         self.param_groups[0].setdefault("seed", int(seed))
         self.param_groups[0].setdefault("steps", 0)
 
-    def step(self, data: Any = None, *, closure: None = None) -> Any:  # type: ignore[override]
+    def step(self, data: Any = None, *, closure: Closure | None = None) -> Any:  # type: ignore[override]
         """One iteration on the data; returns a `StepResult`.
 
         Without data, as checkpoint tools call it, it creates the optimiser's state and returns
-        None.
+        None. A closure is called once before the step.
         """
         raise NotImplementedError
 
@@ -135,7 +137,11 @@ class DataOptimizer(torch.optim.Optimizer):
         return torch.Generator().manual_seed((seed * SEED_STRIDE + self.steps) % 2**63)
 
     def _wants_to_step(self, data: Any, closure: Any) -> bool:
-        """Whether there is work; False for the empty call with which tools create the state."""
+        """Whether there is work; False for the empty call with which tools create the state.
+
+        Where there is work, a closure is called, once. Frameworks that wrap the optimiser pass one
+        that makes gradients and calls their hooks. What it returns, and the gradients, are theirs.
+        """
         if hasattr(self, "grad_scale"):
             vars(self).pop("grad_scale"), vars(self).pop("found_inf", None)
             raise RuntimeError(
@@ -149,12 +155,22 @@ class DataOptimizer(torch.optim.Optimizer):
                 "call optimizer.step outside of it, or use torch.no_grad() in its place"
             )
         is_data = isinstance(data, Dataset | DataLoader) or not callable(data)
-        if closure is not None or not is_data:
+        if not is_data or (data is None and closure is not None):
             raise TypeError(
-                f"{type(self).__name__} needs the data, not a closure: call optimizer.step(data) "
-                "with (inputs, targets), a Dataset or a DataLoader"
+                f"{type(self).__name__} needs the data, and a closure does not give them: call "
+                "optimizer.step(data), or optimizer.step(data=data, closure=closure) where a "
+                "framework passes a closure, with data = (inputs, targets), a Dataset or a "
+                "DataLoader"
+            )
+        if closure is not None and not callable(closure):
+            raise TypeError(
+                f"`closure` must be callable, or None, found {type(closure).__name__}: give the "
+                "data as the first argument"
             )
         if data is not None:
+            if closure is not None:
+                with torch.enable_grad():  # as torch.optim calls it
+                    closure()
             return True
         if any(
             p.grad is not None and bool(p.grad.any())

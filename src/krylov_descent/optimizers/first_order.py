@@ -19,7 +19,7 @@ from krylov_descent.batches import Batch, InMemory, Samples, as_samples, tensors
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, require_graph
 from krylov_descent.optimizers.account import Account
-from krylov_descent.optimizers.base import DataOptimizer, check_counters
+from krylov_descent.optimizers.base import Closure, DataOptimizer, check_counters
 from krylov_descent.optimizers.result import Status, StepResult
 
 Schedule = Literal["constant", "linear"]
@@ -120,16 +120,17 @@ class FirstOrder(DataOptimizer):
     @overload  # type: ignore[override]
     def step(self, data: None = None, *, closure: None = None) -> None: ...
     @overload
-    def step(self, data: Any, *, closure: None = None) -> StepResult: ...
+    def step(self, data: Any, *, closure: Closure | None = None) -> StepResult: ...
 
-    def step(self, data: Any = None, *, closure: None = None) -> StepResult | None:
+    def step(self, data: Any = None, *, closure: Closure | None = None) -> StepResult | None:
         """One epoch.
 
         Args:
             data: `(inputs, targets)`, a Dataset, a DataLoader or an iterable of batches. What can
                 be fetched by index is shuffled and cut into mini-batches here; a stream's batches
                 are taken in its own order, and cut where they are larger.
-            closure: always None; here because torch.optim has it.
+            closure: called once before the step, with its result and its gradients left alone;
+                for frameworks that wrap an optimiser and pass one.
 
         Returns:
             What the epoch did. None for a call without data, with which checkpoint tools create

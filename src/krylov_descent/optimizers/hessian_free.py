@@ -16,7 +16,7 @@ from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
 from krylov_descent.optimizers.account import Account
-from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.precision import derivatives_in_tf32
 from krylov_descent.sums import Evaluation
@@ -138,18 +138,19 @@ class HessianFree(DataOptimizer):
     def step(self, data: None = None, *, closure: None = None) -> None: ...
     @overload
     def step(
-        self, data: Any, *, closure: None = None, curvature_data: Any = None
+        self, data: Any, *, closure: Closure | None = None, curvature_data: Any = None
     ) -> StepResult: ...
 
     def step(
-        self, data: Any = None, *, closure: None = None, curvature_data: Any = None
+        self, data: Any = None, *, closure: Closure | None = None, curvature_data: Any = None
     ) -> StepResult | None:
         """One iteration of Hessian-Free.
 
         Args:
             data: all the data: `(inputs, targets)`, a Dataset, a DataLoader or a list of batches.
                 They are walked over several times and must be the same each time.
-            closure: always None; here because torch.optim has it.
+            closure: called once before the step, with its result and its gradients left alone;
+                for frameworks that wrap an optimiser and pass one.
             curvature_data: the samples for the curvature, where they are not to be a chunk.
 
         Returns:

@@ -22,7 +22,7 @@ from krylov_descent.objective import Objective
 from krylov_descent.on_the_way import OnTheWay
 from krylov_descent.optimizers import growing_sets
 from krylov_descent.optimizers.account import Account
-from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.ksd_preconditioners import Stages
 from krylov_descent.optimizers.ksd_spaces import (
     AnySubspace,
@@ -218,7 +218,7 @@ class KSD(DataOptimizer):
         self,
         data: Any,
         *,
-        closure: None = None,
+        closure: Closure | None = None,
         curvature_data: Any = None,
         objective_data: Any = None,
     ) -> StepResult: ...
@@ -227,7 +227,7 @@ class KSD(DataOptimizer):
         self,
         data: Any = None,
         *,
-        closure: None = None,
+        closure: Closure | None = None,
         curvature_data: Any = None,
         objective_data: Any = None,
     ) -> StepResult | None:
@@ -236,7 +236,8 @@ class KSD(DataOptimizer):
         Args:
             data: the set A: `(inputs, targets)`, a Dataset, a DataLoader or an iterable of
                 batches. Batches are moved to the parameters' device.
-            closure: always None; here because torch.optim has it.
+            closure: called once before the step, with its result and its gradients left alone;
+                for frameworks that wrap an optimiser and pass one.
             curvature_data: the set B, where it is not to be drawn from `data`.
             objective_data: the set C, likewise.
 

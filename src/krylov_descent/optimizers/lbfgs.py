@@ -12,7 +12,7 @@ from krylov_descent.batches import Samples
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.optimizers.account import Account
-from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.sums import Evaluation
 
@@ -79,15 +79,16 @@ class LBFGS(DataOptimizer):
     @overload  # type: ignore[override]
     def step(self, data: None = None, *, closure: None = None) -> None: ...
     @overload
-    def step(self, data: Any, *, closure: None = None) -> StepResult: ...
+    def step(self, data: Any, *, closure: Closure | None = None) -> StepResult: ...
 
-    def step(self, data: Any = None, *, closure: None = None) -> StepResult | None:
+    def step(self, data: Any = None, *, closure: Closure | None = None) -> StepResult | None:
         """Some iterations of L-BFGS.
 
         Args:
             data: `(inputs, targets)`, a Dataset, a DataLoader or a list of batches. They are
                 walked over several times and must be the same each time.
-            closure: always None; here because torch.optim has it.
+            closure: called once before the step, with its result and its gradients left alone;
+                for frameworks that wrap an optimiser and pass one.
 
         Returns:
             What the step did. None for a call without data.
