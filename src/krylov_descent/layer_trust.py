@@ -5,6 +5,7 @@ parameters, and δᵀx is autograd's own gradient there. A weight that is tied o
 only a little, is not, nor is one in a forward pass that itself differentiates.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.linear_layers import Factored, LinearLayer
+from krylov_descent.loss_scale import length
 from krylov_descent.network import Network
 
 # Of δᵀx: under autocast and in tf32 autograd's own gradient is rounded to few digits.
@@ -93,5 +95,5 @@ def trusted_layers(
 def _agrees(gradient: Tensor, exact: Tensor | None, tolerance: float) -> bool:
     if exact is None:
         return False
-    error, size = (gradient - exact).norm(), exact.norm()
-    return bool(error <= tolerance * size) and bool(size > 0)
+    size = length(exact)
+    return 0 < size < math.inf and length(gradient - exact) <= tolerance * size

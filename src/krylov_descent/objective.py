@@ -13,7 +13,7 @@ ranks (see `distributed`).
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from krylov_descent.arguments import check_counts, check_flags
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples, tensors_in
 from krylov_descent.cuda_graphs import Part, is_foreign
 from krylov_descent.distributed import Ranks
+from krylov_descent.loss_scale import fitting_scale
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, Params
 from krylov_descent.on_the_way import OnTheWay, placed
@@ -59,6 +60,9 @@ class Objective:
             quarter of the free memory on a GPU.
         cuda_graphs: record repeated work on a GPU and replay it; False to run it as it is.
 
+    Attributes:
+        scale: what f and all that follows from it are multiplied with in a step; see `loss_scale`.
+
     Cost: a value is one forward pass, a gradient one forward and one backward pass over the
     samples, the squares about one third more for stacks of Linear layers. Memory: activations
     of one micro-batch and two vectors of n numbers for each of gradient and squares.
@@ -88,7 +92,13 @@ class Objective:
         self._activation_memory = activation_memory
         self._findings: probes.Findings | None = None
         self._look_again = True
+        self.scale = 1.0
         self.ranks = Ranks(self.parameters.device)
+
+    @property
+    def learners(self) -> list[object]:
+        """What remembers something of model and loss."""
+        return [self, self.network, self.network.loss, self._squares]
 
     @property
     def parameters(self) -> FlatParameters:
@@ -102,6 +112,32 @@ class Objective:
             self._findings = None
             self.recordings.clear()
         self.ranks.device = self.parameters.device
+
+    @contextmanager
+    def scaled(self) -> Iterator[None]:
+        """For a while f is multiplied with the scale."""
+        self.network.rescale(self.scale)
+        try:
+            yield
+        finally:
+            self.network.rescale(1.0)
+
+    def fit_scale(self, value: float, norm: float) -> bool:
+        """In a step: change the scale where squares of gradients are out of range.
+
+        Returns whether it changed; then all that was found before is at another scale.
+
+        Args:
+            value: f as it was found; the same on all ranks.
+            norm: ‖g‖, likewise.
+        """
+        scale = fitting_scale(value, norm, self.scale, self.parameters.dtype)
+        if scale == self.scale:
+            return False
+        self.scale = scale
+        self.network.rescale(scale)
+        self.recordings.clear()
+        return True
 
     @property
     def activation_memory(self) -> int:

@@ -24,6 +24,7 @@ from krylov_descent.likeness import check_alike
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
+from krylov_descent.optimizers.snapshot import Snapshot
 from krylov_descent.probes import buffers_kept
 
 Closure = Callable[[], Any]
@@ -190,21 +191,48 @@ class DataOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def _working(self) -> Iterator[Objective]:
-        """Autograd on, autocast for the forward pass alone, buffers as before at the end."""
+        """Autograd on, autocast for the forward pass alone, buffers as before at the end.
+
+        An error on the way leaves the optimiser as it was.
+        """
         ranks = self.objective.ranks
-        self.check_group()
-        with ranks.own_work():
-            self._check_groups()
-            self.objective.refresh(self.param_groups)
-            self._let_state_follow()
-        if ranks.together:
-            check_alike(ranks, self._description(), self.objective.parameters.tensors)
-        network = self.objective.network
-        recordings = self.objective.recordings
-        with torch.enable_grad(), network.algebra(), buffers_kept(network.model), recordings.step():
-            yield self.objective
-        ranks.raise_own_failure()
+        before = Snapshot(self, self._learners(), self._foreign())
+        try:
+            self.check_group()
+            with ranks.own_work():
+                self._check_groups()
+                self.objective.refresh(self.param_groups)
+                self._let_state_follow()
+            if ranks.together:
+                check_alike(ranks, self._description(), self.objective.parameters.tensors)
+            network, recordings = self.objective.network, self.objective.recordings
+            with (
+                torch.enable_grad(),
+                network.algebra(),
+                buffers_kept(network.model),
+                self.objective.scaled(),
+                recordings.step(),
+            ):
+                yield self.objective
+            ranks.raise_own_failure()
+        except BaseException:
+            self._restore(before)
+            raise
         self.param_groups[0]["steps"] = self.steps + 1
+
+    def _learners(self) -> list[object]:
+        """What learns about model and data in a step, so that the next one depends on it."""
+        return self.objective.learners
+
+    def _foreign(self) -> list[object]:
+        """What of it is not this library's."""
+        return []
+
+    def _restore(self, before: Snapshot) -> None:
+        """Undo a step that failed; the parameters are as before by now."""
+        before.restore_groups()
+        before.restore_state()
+        before.restore_knowledge()
 
     def _let_state_follow(self) -> None:
         """Where the model was given another dtype since the last step, so are the vectors kept."""

@@ -112,8 +112,8 @@ class LastData:
         tensors = tensors_in((samples.batch.inputs, samples.batch.targets))
         known = len(self._marks) == len(tensors) and all(map(_Mark.fits, self._marks, tensors))
         if not known:
-            self._marks = [_Mark(tensor) for tensor in tensors]
             self._fingerprint = _fingerprint(samples.batch)
+            self._marks = [_Mark(tensor) for tensor in tensors]
         return self._fingerprint
 
 

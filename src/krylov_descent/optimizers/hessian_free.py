@@ -1,6 +1,7 @@
 """Hessian-Free optimisation (Martens 2010, *Deep learning via Hessian-free optimization*)."""
 
 import math
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -12,6 +13,7 @@ from krylov_descent.chunks import ChunkSize, check_chunk_size, chunk_length, cyc
 from krylov_descent.conjugate_gradient import CGIterate, CGResult, CGStop, conjugate_gradient
 from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.damping import adapted_damping, reduction_ratio
+from krylov_descent.loss_scale import length
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
@@ -177,6 +179,9 @@ class HessianFree(DataOptimizer):
             "`tf32`": self.tf32,
         }
 
+    def _learners(self) -> list[object]:
+        return [*super()._learners(), self.curvature]
+
     def _create_state(self) -> None:
         self._zero_state(LAST_ITERATE)
 
@@ -189,7 +194,7 @@ class _Step:
         self.ranks = objective.ranks
         self.damping = optimizer.damping
         self.next_position = int(optimizer.param_groups[0]["chunk_position"])
-        self.account = Account()
+        self.account = Account(objective)
         self.total = self.evaluations = 0
 
     def run(self, curvature_data: Any) -> StepResult:
@@ -198,13 +203,8 @@ class _Step:
         account.note(damping=self.damping)
         self.ranks.enter("gradient")
         # Gradient, and the diagonal of the empirical Fisher matrix for the preconditioner.
-        found = self.objective.value_gradient_and_squares(self.data)
-        norm = self.ranks.agreed_number(float(found.gradient.norm()))
+        found, norm = account.begin(partial(self.objective.value_gradient_and_squares, self.data))
         self.total = found.samples
-        account.note(loss=found.value, gradient_norm=norm)
-        account.note(samples=self.total, objective_samples=self.total)
-        account.count(self.total)
-        account.lap("gradient")
         chunk = self.chunk(curvature_data)
         if not (math.isfinite(found.value) and math.isfinite(norm)):
             return account.refused(
@@ -224,27 +224,36 @@ class _Step:
 
         self.ranks.enter("search")
         theta = self.objective.parameters.copy()
-        taken = None
+        result = None
         try:
             chosen, value = self.backtrack(theta, solution)
             # The quadratic without its damping; CG knows it with.
-            predicted = chosen.value - 0.5 * self.damping * float(chosen.point.square().sum())
+            damped = 0.5 * self.scaled_damping * float(chosen.point.square().sum())
+            predicted = chosen.value - damped
             predicted = self.ranks.agreed_number(predicted)
             ratio = reduction_ratio(value - found.value, predicted)
             slope = self.ranks.agreed_number(float(found.gradient @ chosen.point))
             taken = self.search(theta, chosen.point, value, found.value, slope)
+            self.remember(ratio, solution.last.point)
+            account.note(
+                reduction_ratio=ratio,
+                chosen_iteration=chosen.iteration,
+                evaluations=self.evaluations,
+            )
+            if taken is not None:
+                result = account.moved(str(solution.stop), loss_after=taken)
         finally:
-            if taken is None:
+            if result is None:
                 self.objective.parameters.assign(theta)
-        self.remember(ratio, solution.last.point)
-        account.note(
-            reduction_ratio=ratio,
-            chosen_iteration=chosen.iteration,
-            evaluations=self.evaluations,
-        )
-        if taken is None:
-            return account.refused(Status.NO_DECREASE, self.reason_of_rejection(solution))
-        return account.moved(str(solution.stop), loss_after=taken)
+        if result is None:
+            reason = self.reason_of_rejection(solution, chosen, theta)
+            return account.refused(Status.NO_DECREASE, reason)
+        return result
+
+    @property
+    def scaled_damping(self) -> float:
+        """λ beside a curvature at the scale of the objective."""
+        return self.damping * self.objective.scale
 
     def chunk(self, curvature_data: Any) -> Samples:
         """The samples for the curvature; the next step's begin where these end."""
@@ -272,7 +281,7 @@ class _Step:
 
     def minimize_quadratic(self, found: Evaluation, chunk: Samples) -> CGResult:
         """CG on gᵀd + ½ dᵀ(H + λI)d, from where it ended in the last step."""
-        optimizer, damping = self.optimizer, self.damping
+        optimizer, damping = self.optimizer, self.scaled_damping
         self.objective.parameters.add_decay_constant(found.squares)
         preconditioner = found.squares.add_(damping).pow_(PRECONDITIONER_POWER)
         product = optimizer.curvature.at(self.objective, chunk)
@@ -339,7 +348,7 @@ class _Step:
             if not (value < before and bool(step.any())):
                 return None
         self.objective.parameters.assign(theta + step)
-        self.account.note(rate=rate, step_norm=float(step.norm()))
+        self.account.note(rate=rate, step_norm=length(step))
         return value
 
     def value_at(self, theta: Tensor, step: Tensor) -> float:
@@ -357,7 +366,12 @@ class _Step:
         self.optimizer._set_vector(LAST_ITERATE, last_iterate)
         self.account.note(damping=damping)
 
-    def reason_of_rejection(self, solution: CGResult) -> str:
+    def reason_of_rejection(self, solution: CGResult, chosen: CGIterate, theta: Tensor) -> str:
         if solution.last.iteration == 0 and solution.stop is CGStop.NEGATIVE_CURVATURE:
             return "CG met curvature that is not positive at once; the damping was raised"
+        if torch.equal(theta + chosen.point, theta):
+            return (
+                f"with λ = {self.damping:.3g} the step is too short to change the parameters: "
+                "make HessianFree with a `damping` of the size of the loss's curvature"
+            )
         return "the line search found no sufficient decrease"

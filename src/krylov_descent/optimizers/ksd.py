@@ -16,12 +16,13 @@ from krylov_descent.batches import InMemory, Nothing, Samples
 from krylov_descent.bfgs import BFGSResult, Vector, minimize_bfgs
 from krylov_descent.curvature import Curvature, CurvatureKind, CurvatureProduct
 from krylov_descent.distributed import Shard
+from krylov_descent.loss_scale import has_squares, length
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
 from krylov_descent.on_the_way import OnTheWay
 from krylov_descent.optimizers import growing_sets
-from krylov_descent.optimizers.account import Account
+from krylov_descent.optimizers.account import MOST_FITS, Account
 from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.ksd_preconditioners import Stages
 from krylov_descent.optimizers.ksd_spaces import (
@@ -50,6 +51,10 @@ SEMIDEFINITE_FLOOR = 0.01
 OUT_OF_RANGE = (
     "the gradient's length in the preconditioner, gᵀD⁻¹g, is infinite or zero in its precision: "
     "scale the loss, or a preconditioner of your own"
+)
+OUT_OF_RANGE_ONCE = (
+    "squares of the gradient are infinite or zero in its precision, and `data` is a stream, which "
+    "is not walked over again; the next step scales the loss"
 )
 
 
@@ -297,6 +302,12 @@ class KSD(DataOptimizer):
             "`basis_device`": self.spaces.storage.device,
         }
 
+    def _learners(self) -> list[object]:
+        return [*super()._learners(), self.curvature, *self._stages.learners, self._last_data]
+
+    def _foreign(self) -> list[object]:
+        return self._stages.foreign
+
     def _create_state(self) -> None:
         self._zero_state(*self._previous)
 
@@ -308,8 +319,10 @@ class _Step:
         self.optimizer, self.objective, self.ranks = optimizer, objective, objective.ranks
         self.stages = optimizer._stages
         self.stages.begin(optimizer.steps, objective)
-        self.account = Account()
+        self.account = Account(objective)
         self.before_basis: torch.cuda.Event | None = None  # the moment of its launch
+        self.fits_left = MOST_FITS
+        self.indexed = False  # whether A can be walked over again, on all ranks
 
     def run(self, data: Any, curvature_data: Any, objective_data: Any) -> StepResult:
         """Algorithm 3, lines 3 to 13."""
@@ -327,8 +340,8 @@ class _Step:
             )
             g = found.gradient
             found = replace(found, gradient=g.new_empty(0))  # which is let go before the search
-            length = OnTheWay(g.norm()) if found.later is None else None
-            numbers = functools.cache(functools.partial(self.numbers, found, length))
+            sent = OnTheWay(g.norm()) if found.later is None else None
+            numbers = functools.cache(functools.partial(self.numbers, found, sent))
             if ahead and self.basis_is_recorded:
                 # Launched while the GPU is busy with the gradient, of which nothing is known yet.
                 with recordings.meanwhile(lambda: (copied(), numbers())):
@@ -338,8 +351,16 @@ class _Step:
         if ahead and (recordings.refuted > refuted or not self.basis_is_recorded):
             # The recordings were not what the model does: all of it again, without them.
             return self.run(data, curvature_data, objective_data)
+        if not has_squares(norm, g.dtype):
+            norm = self.ranks.agreed_number(length(g))
         account.note(loss=value, samples=found.samples, gradient_norm=norm)
         account.count(found.samples)
+        if self.fits_left and self.objective.fit_scale(value, norm):
+            self.fits_left -= 1
+            del g, basis
+            if self.indexed:  # all of it again at that scale
+                return self.run(data, curvature_data, objective_data)
+            return account.refused(Status.NOT_FINITE, OUT_OF_RANGE_ONCE)
         if not math.isfinite(value):
             return account.refused(
                 Status.NOT_FINITE,
@@ -356,7 +377,7 @@ class _Step:
         with recordings.meanwhile(copied):
             launched = self.noted(basis or self.basis(curvature_set, g))
         del g, basis
-        theta, taken = copied(), None
+        theta, result = copied(), None
         try:
             # On a GPU the search begins behind the basis, before anything is known of that.
             # C of the user's may come to the GPU only now.
@@ -380,18 +401,21 @@ class _Step:
             )
             start, gradient = function.start()
             best = self.search(function, start, gradient, coordinates)
+            taken = None
             if best is not None and best.value < start:
                 taken = self.take(function, theta, best, start)
+            if best is not None and taken is not None:
+                result = account.moved(str(best.reason), loss_after=taken)
         finally:
-            if taken is None:
+            if result is None:
                 self.objective.parameters.assign(theta)
                 recordings.finish()
+        if result is not None:
+            return result
         if best is None:
             return account.refused(Status.NOT_FINITE, "the loss or its gradient on C is not finite")
-        if taken is None:
-            reason = SCALED_AWAY if best.value < start else None
-            return account.refused(Status.NO_DECREASE, reason)
-        return account.moved(str(best.reason), loss_after=taken)
+        reason = SCALED_AWAY if best.value < start else None
+        return account.refused(Status.NO_DECREASE, reason)
 
     def gradient_and_sets(
         self, samples: Samples, curvature_data: Any, objective_data: Any
@@ -400,6 +424,7 @@ class _Step:
         optimizer, ranks = self.optimizer, self.ranks
         by_hand = curvature_data is not None and objective_data is not None
         shard = ranks.shard_if_known(len(samples) if samples.indexed else None)
+        self.indexed = shard is not None
         if not by_hand and shard is None:
             # Each rank draws keys of its own for the samples that flow by it.
             generator = optimizer._generator(ranks.rank)
@@ -433,16 +458,16 @@ class _Step:
             sets = [held.to(device) if isinstance(held, InMemory) else held for held in sets]
         return sets
 
-    def numbers(self, found: Evaluation, length: OnTheWay | None) -> tuple[float, float]:
+    def numbers(self, found: Evaluation, sent: OnTheWay | None) -> tuple[float, float]:
         """f and ‖g‖ on A, which are waited for, and with them whether the recordings hold.
 
         Args:
             found: on A.
-            length: of the gradient; None where it comes with the value.
+            sent: ‖g‖; None where it comes with the value.
         """
         self.objective.recordings.answer()
         found = found.there()
-        norm = self.ranks.agreed_number(found.norm if length is None else length.read())
+        norm = self.ranks.agreed_number(found.norm if sent is None else sent.read())
         self.account.lap("gradient")
         return found.value, norm
 
@@ -516,7 +541,11 @@ class _Step:
         is_finite = math.isfinite(start) and bool(np.isfinite(gradient).all())
         noise = function.noise(start, gradient, self.previous_step) if is_finite else math.nan
         # Here, where a GPU is busy with the first trial.
-        self.account.note(ritz_values=tuple(coordinates.ritz_values.tolist()))
+        scale = self.objective.scale
+        ritz_values = coordinates.ritz_values.div(scale)
+        if self.optimizer.curvature.kind == "fisher":  # of squared gradients
+            ritz_values.div_(scale)
+        self.account.note(ritz_values=tuple(ritz_values.tolist()))
         if not is_finite:
             return None
         best = minimize_bfgs(
@@ -544,7 +573,7 @@ class _Step:
         if taken is None:
             step = self.ranks.agreed(function.direction(best.point))
             scaled = optimizer._scale_by_learning_rate(step)
-            norm = OnTheWay(step.norm())
+            sent = OnTheWay(step.norm())
             parameters.assign(theta + step)
             if scaled:
                 value = function.value()
@@ -552,7 +581,9 @@ class _Step:
                 # Values with and without autograd may differ by rounding: lr = 0 is no decrease.
                 if not (value < start and bool(step.any())):
                     return None
-            taken = Taken(parameters.copied_pieces(step), norm)
+            taken = Taken(parameters.copied_pieces(step), sent)
         optimizer._push_pieces(optimizer._previous, taken.pieces)
-        self.account.note(step_norm=taken.norm.read())
+        # Squares of a step may be out of range as well.
+        norm = taken.norm.read()
+        self.account.note(step_norm=norm or math.hypot(*map(length, taken.pieces)))
         return value
