@@ -26,7 +26,7 @@ from krylov_descent.arguments import check_counts, check_flags
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples, tensors_in
 from krylov_descent.cuda_graphs import Part, is_foreign
 from krylov_descent.distributed import Ranks
-from krylov_descent.loss_scale import fitting_scale
+from krylov_descent.loss_scale import fitting_scale, has_squares
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, Params
 from krylov_descent.on_the_way import OnTheWay, placed
@@ -128,10 +128,13 @@ class Objective:
         Returns whether it changed; then all that was found before is at another scale.
 
         Args:
-            value: f as it was found; the same on all ranks.
-            norm: ‖g‖, likewise.
+            value: f as it was found.
+            norm: ‖g‖, likewise; the same number on all ranks.
         """
-        scale = fitting_scale(value, norm, self.scale, self.parameters.dtype)
+        dtype = self.parameters.dtype
+        scale = fitting_scale(value, norm, self.scale, dtype)
+        if not has_squares(norm, dtype):  # on all ranks, or on none
+            scale = self.ranks.agreed_number(scale)
         if scale == self.scale:
             return False
         self.scale = scale

@@ -19,7 +19,7 @@ from krylov_descent import (
 from tests.optimizers.nets import classes, net, parameters_of, through_a_file
 
 FINE = partial(KSD, dimension=4)
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Any] = {
     "fisher-diagonal": FINE,
     "identity": partial(FINE, preconditioner="identity"),
     "identity with decay": partial(FINE, preconditioner="identity"),
@@ -166,8 +166,8 @@ def test_layers_are_compared_at_any_scale() -> None:
             self.layers = net()
 
         def forward(self, x: Tensor) -> Tensor:
-            first = self.layers[0]
-            outputs: Tensor = self.layers(x) + nn.functional.linear(x, first.weight)[:, :3]
+            weight, *_ = self.layers.parameters()
+            outputs: Tensor = self.layers(x) + nn.functional.linear(x, weight)[:, :3]
             return outputs
 
     inputs, targets = classes()

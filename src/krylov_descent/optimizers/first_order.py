@@ -182,12 +182,11 @@ class FirstOrder(DataOptimizer):
         before = self.param_groups[0]["running_loss"]
         theta = parameters.copy()
         state = copy.deepcopy(self.inner.state_dict())
-        result = None
+        moved = False
         try:
             losses, normalisers, total = self._updates(samples)
             mean = float(losses.sum() / normalisers.sum())
             step_norm = length(parameters.copy() - theta)
-            refusal = self._refusal(mean, step_norm)
             account.note(
                 loss=mean,
                 loss_before=float(losses[0] / normalisers[0]) if before is None else before,
@@ -198,31 +197,34 @@ class FirstOrder(DataOptimizer):
             )
             account.count(total)
             account.lap("gradient")
-            if refusal is None:
-                self.param_groups[0]["running_loss"] = mean
-                account.note(step_norm=step_norm)
-                result = account.moved("the epoch is over", loss_after=mean)
+            refused = self._refused(account, mean, step_norm)
+            if refused is not None:
+                return refused
+            self.param_groups[0]["running_loss"] = mean
+            account.note(step_norm=step_norm)
+            result = account.moved("the epoch is over", loss_after=mean)
+            moved = True
         finally:
-            if result is None:
+            if not moved:
                 parameters.assign(theta)
                 self.load_state_dict(state)
-        return account.refused(*refusal) if result is None else result
+        return result
 
-    def _refusal(self, mean: float, step_norm: float) -> tuple[Status, str | None] | None:
-        """Why an epoch is not to be taken; None where it is."""
+    def _refused(self, account: Account, mean: float, step_norm: float) -> StepResult | None:
+        """The result of an epoch that is not to be taken; None for any other."""
         if not (math.isfinite(mean) and math.isfinite(step_norm)):
             reason = f"the mean loss is {mean}, the norm of the step {step_norm}"
-            return Status.NOT_FINITE, reason
+            return account.refused(Status.NOT_FINITE, reason)
         if step_norm > 0:
             return None
         if all(group.get("lr") == 0 for group in self.param_groups):
-            return Status.NO_DECREASE, "the learning rate is 0"
+            return account.refused(Status.NO_DECREASE, "the learning rate is 0")
         # Those of the last mini-batch.
         gradients = (p.grad for p in self.objective.parameters.tensors)
         if any(gradient is not None and bool(gradient.any()) for gradient in gradients):
             reason = "the updates are too small to change the parameters: scale the loss, or `lr`"
-            return Status.NO_DECREASE, reason
-        return Status.STATIONARY, None
+            return account.refused(Status.NO_DECREASE, reason)
+        return account.refused(Status.STATIONARY)
 
     def _updates(self, samples: Samples) -> tuple[Tensor, Tensor, int]:
         """An update for each mini-batch: Σ nᵢ and Σ wᵢ of each in float64, and all the samples.
