@@ -129,6 +129,8 @@ def test_a_stream_is_scaled_at_the_next_step() -> None:
     result = optimizer.step(iter([(inputs, targets)]))
     assert result.status is Status.NOT_FINITE
     assert "`data` is a stream" in result.reason
+    assert 1e20 < result.loss < 2e20
+    assert 1e19 < result.gradient_norm < 1e20
     assert torch.equal(parameters_of(model), before)
     assert optimizer.step(iter([(inputs, targets)])).status is Status.MOVED
 

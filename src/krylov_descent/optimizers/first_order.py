@@ -138,7 +138,8 @@ class FirstOrder(DataOptimizer):
             What the epoch did. None for a call without data, with which checkpoint tools create
             the optimiser's state.
 
-        Unlike the methods that search, it may leave the loss higher than it was.
+        Unlike the methods that search, it may leave the loss higher than it was. After any error
+        parameters and state are bit for bit as before.
         """
         if not self._wants_to_step(data, closure):
             return None

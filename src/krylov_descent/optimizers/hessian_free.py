@@ -49,8 +49,8 @@ class HessianFree(DataOptimizer):
             negative curvature. Where the Hessian has some, CG stops as it meets it and the
             iterates so far are used; if that is none at all, the step is refused and λ raised, so
             that H + λI becomes positive after a few such steps.
-        damping: λ of the first step. The default is Martens' on CURVES, whose losses are sums
-            over pixels.
+        damping: λ of the first step, in the units of the loss. The default is Martens' on CURVES,
+            whose losses are sums over pixels.
         chunk_size: samples for the curvature, a fresh chunk each step, round and round: a number
             of samples (Martens: 5,000 on CURVES, 7,500 on MNIST), a fraction of them, or "auto",
             a quarter of them but at least 1,000.
@@ -159,8 +159,9 @@ class HessianFree(DataOptimizer):
             What the step did. None for a call without data, with which checkpoint tools create
             the optimiser's state.
 
-        The parameters change only if the objective on all the data went down; otherwise, and
-        after any error, they are bit for bit as before.
+        The parameters change only if the objective on all the data went down; otherwise they are
+        bit for bit as before. After any error so are the optimiser's state and what it knows of
+        the model.
         """
         if not self._wants_to_step(data, closure):
             return None

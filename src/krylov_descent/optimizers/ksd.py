@@ -250,8 +250,8 @@ class KSD(DataOptimizer):
             What the step did. None for a call without data, with which checkpoint tools create
             the optimiser's state.
 
-        The parameters change only if the objective on C went down; otherwise, and after any
-        error, they are bit for bit as before.
+        The parameters change only if the objective on C went down; otherwise they are bit for bit
+        as before. After any error so are the optimiser's state and what it knows of the model.
         """
         if not self._wants_to_step(data, closure):
             return None
@@ -355,11 +355,14 @@ class _Step:
             norm = self.ranks.agreed_number(length(g))
         account.note(loss=value, samples=found.samples, gradient_norm=norm)
         account.count(found.samples)
+        scale = self.objective.scale
         if self.fits_left and self.objective.fit_scale(value, norm):
             self.fits_left -= 1
             del g, basis
             if self.indexed:  # all of it again at that scale
                 return self.run(data, curvature_data, objective_data)
+            change = self.objective.scale / scale
+            account.note(loss=value * change, gradient_norm=norm * change)
             return account.refused(Status.NOT_FINITE, OUT_OF_RANGE_ONCE)
         if not math.isfinite(value):
             return account.refused(

@@ -126,8 +126,8 @@ class NonlinearCG(DataOptimizer):
             What the step did. None for a call without data, with which checkpoint tools create
             the optimiser's state.
 
-        The parameters change only if the objective went down; otherwise, and after any error,
-        they are bit for bit as before.
+        The parameters change only if the objective went down; otherwise they are bit for bit as
+        before. After any error so are the optimiser's state and what it knows of the model.
         """
         if not self._wants_to_step(data, closure):
             return None
