@@ -19,6 +19,7 @@ from krylov_descent.batches import Batch, tensors_in
 from krylov_descent.branches import all_joined
 from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.insertions import insert
+from krylov_descent.messages import is_out_of_memory
 from krylov_descent.network import Network
 from krylov_descent.tensor_cores.entry import possible, tensor_core_products
 from krylov_descent.tensor_cores.launching import loaded_kernels_alone
@@ -85,10 +86,8 @@ class Recording:
         found = None
         try:
             found = _record(network, whole, rehearsal=short, foreign=foreign)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:
-            if rehearsal is part:
+        except RuntimeError as problem:
+            if rehearsal is part or is_out_of_memory(problem):
                 raise
         # A library may want to set itself up for a size that the short form does not have.
         found = found or _record(network, whole, rehearsal=whole, foreign=True)

@@ -29,7 +29,7 @@ from krylov_descent.derivative_checks import check_double_backward, check_symmet
 from krylov_descent.double_backward import floating, losses_of, outputs_of
 from krylov_descent.forward_mode import BatchProduct
 from krylov_descent.lean_functions import LeanFunctions
-from krylov_descent.messages import first_line
+from krylov_descent.messages import first_line, is_out_of_memory
 from krylov_descent.network import Network
 from krylov_descent.objective import Objective
 from krylov_descent.probes import PROBE_SAMPLES, Findings, kept_bytes
@@ -224,9 +224,9 @@ class CurvatureProduct:
     def _own_product(self, vector: Tensor) -> Tensor:
         try:
             return self._sum(vector)
-        except torch.OutOfMemoryError:
-            raise
         except (RuntimeError, NotImplementedError) as problem:
+            if is_out_of_memory(problem):
+                raise
             self._fall_back(problem, self._batches[0])
             self._kept_products, self.kept, self._recorded = [], False, None
             return self._own_product(vector)
@@ -273,9 +273,11 @@ class CurvatureProduct:
         objective, curvature = self.objective, self._curvature
         try:
             per_sample = curvature.bytes_per_sample(objective, batches[0])
-        except (CurvatureError, torch.OutOfMemoryError):
+        except CurvatureError:
             raise
         except (RuntimeError, NotImplementedError) as problem:
+            if is_out_of_memory(problem):
+                raise
             self._fall_back(problem, batches[0])
             return self._fit(batches, samples)
         if not curvature.keeps_graphs:
@@ -293,6 +295,8 @@ def _check_loss(network: Network, outputs: Tree, few: Batch, epsilon: float) -> 
         losses = network.losses_of(apart, few, eager=True)
         check_double_backward([losses], floating(apart), epsilon)
     except RuntimeError as problem:
+        if is_out_of_memory(problem):
+            raise
         raise CurvatureError(
             f"the loss has no second derivative in the outputs ({first_line(problem)}): write it "
             "with operations that can be differentiated twice, or use curvature='fisher'"

@@ -47,7 +47,8 @@ def check_double_backward(
     tangents = torch.autograd.grad(
         [image for image, _ in attached],
         u,
-        [image.detach() / (square + floor) for image, square in attached],
+        # In float64: in float32 the square of a small gradient is zero, of a large one infinite.
+        [(image.detach().double() / (square + floor)).to(image) for image, square in attached],
         allow_unused=True,
         materialize_grads=True,
     )

@@ -10,6 +10,7 @@ Two checks decide, and a layer must pass both:
 A layer that fails is left to autograd.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from krylov_descent.graph_walks import layers_used_elsewhere
 from krylov_descent.linear_layers import Factored, LinearLayer
+from krylov_descent.loss_scale import length
 from krylov_descent.network import Network
 
 # Of δᵀx: under autocast and in tf32 autograd's own gradient is rounded to few digits.
@@ -101,5 +103,5 @@ def trusted_layers(
 def _agrees(gradient: Tensor, exact: Tensor | None, tolerance: float) -> bool:
     if exact is None:
         return False
-    error, size = (gradient - exact).norm(), exact.norm()
-    return bool(error <= tolerance * size) and bool(size > 0)
+    size = length(exact)
+    return 0 < size < math.inf and length(gradient - exact) <= tolerance * size

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from krylov_descent.batches import Tree, map_tensors, replace_tensors, tensors_in
-from krylov_descent.messages import first_line
+from krylov_descent.messages import first_line, is_out_of_memory
 from krylov_descent.tensor_cores.cross_entropy import sample_cross_entropy
 
 Loss = Callable[[Tree, Tree], Tensor]
@@ -279,6 +279,8 @@ class SampleLoss:
                 per_sample: Tensor = torch.vmap(single)(*columns)
                 return per_sample
             except RuntimeError as problem:
+                if is_out_of_memory(problem):
+                    raise
                 self._vmap_works = False
                 warnings.warn(
                     "the loss returns a mean and cannot be vectorised over samples "

@@ -39,6 +39,9 @@ class Network:
             for a tuple or list, `model(**inputs)` for a dict.
         params: tensors, or groups as torch.optim has them; all of the model's by default.
 
+    Attributes:
+        scale: what losses and weight decay are multiplied with; see `loss_scale`.
+
     Raises:
         TypeError: the parameters are divided among ranks, by FSDP or tensor parallelism.
     """
@@ -62,6 +65,7 @@ class Network:
         self.autocast: torch.dtype | None = None  # of the forward pass, where there is one
         self.parameters = FlatParameters.from_groups(_as_groups(self.eager, params))
         self.names = self._names_of(self.parameters)
+        self.scale = 1.0
         # Of Linear layers, by name; the probe finds them out (see `layer_trust`).
         self.trusted_layers: frozenset[str] = frozenset()
         self._holder = _Holder(self.eager)
@@ -102,6 +106,11 @@ class Network:
             return False
         self.parameters, self.names = parameters, names
         return True
+
+    def rescale(self, scale: float) -> None:
+        """Multiply losses and weight decay with another power of two from now on."""
+        self.parameters.scale_decay(scale / self.scale)
+        self.scale = scale
 
     @contextmanager
     def algebra(self) -> Iterator[None]:
@@ -147,12 +156,16 @@ class Network:
     def losses_of(self, outputs: Tree, batch: Batch, *, eager: bool = False) -> Tensor:
         """nᵢ of a batch [size] for outputs that are there already."""
         with self._ambient, forward_precision(), _compiler(off=eager):
-            return self.loss.per_sample(outputs, batch.targets, batch.size)
+            losses = self.loss.per_sample(outputs, batch.targets, batch.size)
+        return losses if self.scale == 1 else self.scale * losses
 
     def output_hessian(self, outputs: Tree, batch: Batch) -> OutputHessian:
         """The loss's Hessian in the outputs, Σ over the batch, as v → H_E v."""
         with self._ambient, _compiler(off=True):
-            return self.loss.output_hessian(outputs, batch.targets, batch.size)
+            product = self.loss.output_hessian(outputs, batch.targets, batch.size)
+        if self.scale == 1:
+            return product
+        return lambda vectors: [self.scale * z for z in product(vectors)]
 
     def call_with(self, values: Sequence[Tensor], names: Sequence[str], function: Call) -> Any:
         """`function()` with the parameters of these names swapped for values, for a while."""

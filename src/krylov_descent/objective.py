@@ -13,7 +13,7 @@ ranks (see `distributed`).
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from krylov_descent.arguments import check_counts, check_flags
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples, tensors_in
 from krylov_descent.cuda_graphs import Part, is_foreign
 from krylov_descent.distributed import ProcessGroup, Ranks
+from krylov_descent.loss_scale import fitting_scale, has_squares
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, Params
 from krylov_descent.on_the_way import OnTheWay, placed
@@ -61,6 +62,9 @@ class Objective:
         process_group: whose ranks add up their samples: a torch.distributed.ProcessGroup or a
             DeviceMesh of one dimension; all processes by default.
 
+    Attributes:
+        scale: what f and all that follows from it are multiplied with in a step; see `loss_scale`.
+
     Cost: a value is one forward pass, a gradient one forward and one backward pass over the
     samples, the squares about one third more for stacks of Linear layers. Memory: activations
     of one micro-batch and two vectors of n numbers for each of gradient and squares.
@@ -92,7 +96,13 @@ class Objective:
         self._findings: probes.Findings | None = None
         self._look_again = True
         self._settled_at = 0
+        self.scale = 1.0
         self.ranks = Ranks(self.parameters.device, process_group)
+
+    @property
+    def learners(self) -> list[object]:
+        """What remembers something of model and loss."""
+        return [self, self.network, self.network.loss, self._squares]
 
     @property
     def parameters(self) -> FlatParameters:
@@ -106,6 +116,35 @@ class Objective:
             self._findings = None
             self.recordings.clear()
         self.ranks.device = self.parameters.device
+
+    @contextmanager
+    def scaled(self) -> Iterator[None]:
+        """For a while f is multiplied with the scale."""
+        self.network.rescale(self.scale)
+        try:
+            yield
+        finally:
+            self.network.rescale(1.0)
+
+    def fit_scale(self, value: float, norm: float) -> bool:
+        """In a step: change the scale where squares of gradients are out of range.
+
+        Returns whether it changed; then all that was found before is at another scale.
+
+        Args:
+            value: f as it was found.
+            norm: ‖g‖, likewise; the same number on all ranks.
+        """
+        dtype = self.parameters.dtype
+        scale = fitting_scale(value, norm, self.scale, dtype)
+        if not has_squares(norm, dtype):  # on all ranks, or on none
+            scale = self.ranks.agreed_number(scale)
+        if scale == self.scale:
+            return False
+        self.scale = scale
+        self.network.rescale(scale)
+        self.recordings.clear()
+        return True
 
     @property
     def activation_memory(self) -> int:

@@ -124,6 +124,10 @@ class FlatParameters:
                 target.add_(piece)
         return total
 
+    def scale_decay(self, factor: float) -> None:
+        """Multiply λ of each tensor."""
+        self.weight_decay = [factor * decay for decay in self.weight_decay]
+
     def decay_term(self) -> Tensor:
         """½ Σ λ‖p‖² at the parameters as they are, summed in float64, still on their device."""
         total: Tensor | None = None

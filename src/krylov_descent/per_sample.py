@@ -28,7 +28,8 @@ from krylov_descent.beside_backward import moments_to_begin
 from krylov_descent.branches import Moment, begin_earlier, moment
 from krylov_descent.layer_trust import trust_tolerance, used_nowhere_else
 from krylov_descent.linear_layers import LinearLayer, recorded_linear_layers
-from krylov_descent.messages import first_line
+from krylov_descent.loss_scale import length
+from krylov_descent.messages import first_line, is_out_of_memory
 from krylov_descent.network import Network, require_graph
 from krylov_descent.precision import rough_products
 from krylov_descent.probes import epsilon_of
@@ -163,8 +164,7 @@ class SquaredGradients:
                 if id(p) in position:
                     truth = exact[position[id(p)]]
                     truth = torch.zeros_like(p) if truth is None else truth
-                    size = float(truth.norm())
-                    error = float((truth - gradient).norm())
+                    size, error = length(truth), length(truth - gradient)
                     # A gradient of zero proves nothing: decide on a later batch.
                     verdicts.append(error <= tolerance * size if size or error else None)
             if all(verdict is not None for verdict in verdicts):
@@ -188,9 +188,11 @@ class SquaredGradients:
         if self._vmap_works:
             try:
                 return self._vmapped(batch, rest, memory, sums)
-            except (torch.OutOfMemoryError, NotLoadedError):
+            except NotLoadedError:
                 raise
             except RuntimeError as problem:
+                if is_out_of_memory(problem):
+                    raise
                 self._vmap_works = False
                 warnings.warn(
                     "the squared per-sample gradients of this model cannot be vectorised "
@@ -272,7 +274,7 @@ def _own_samples(
     for delta, other in zip(deltas, weighted, strict=True):
         if delta is not None and other is not None:
             scaled = delta * weights.to(delta.dtype).view(-1, *(1,) * (delta.dim() - 1))
-            if not bool((scaled - other).norm() <= tolerance * other.norm()):
+            if not length(scaled - other) <= tolerance * length(other):
                 return False
     return True
 

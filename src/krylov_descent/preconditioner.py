@@ -29,7 +29,12 @@ class Metric(Protocol):
 
 @runtime_checkable
 class Preconditioner(Metric, Protocol):
-    """What KSD asks of a preconditioner; any object with these three methods will do."""
+    """What KSD asks of a preconditioner; any object with these three methods will do.
+
+    Of an object of the user's the attributes are noted before each step, and tensors in them
+    copied: they are put back if the step fails. In a step the objective may be multiplied by a
+    power of two, `objective.scale`.
+    """
 
     def update(self, objective: Objective, data: Any) -> Evaluation:
         """Walk over A once, make D, and return value and gradient found on the way.

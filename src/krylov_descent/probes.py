@@ -26,7 +26,7 @@ from krylov_descent.batches import Batch
 from krylov_descent.layer_trust import trusted_layers
 from krylov_descent.linear_layers import recorded_linear_layers
 from krylov_descent.losses import LossContractError
-from krylov_descent.messages import first_line
+from krylov_descent.messages import first_line, is_out_of_memory
 from krylov_descent.network import Network, modules_in
 from krylov_descent.parameter_writes import check_embeddings, check_graph, parameters_kept
 from krylov_descent.precision import forward_precision
@@ -201,7 +201,9 @@ def kept_bytes(function: Callable[[], Any], parameters: list[Tensor]) -> int:
         with _SavedBytes(parameters) as saved:
             result = function()
         return saved.bytes + (result.nbytes if isinstance(result, Tensor) else 0)
-    except RuntimeError:
+    except RuntimeError as problem:
+        if is_out_of_memory(problem):
+            raise
         # Nothing may watch the derivatives of torch.func in a forward pass. All that is computed
         # is the most that can be kept.
         made = _ResultBytes()
@@ -288,11 +290,13 @@ def _forward_differentiates(network: Network, few: Batch) -> bool:
         with torch.no_grad():
             network.sample_losses(few)
     except RuntimeError as problem:
+        if is_out_of_memory(problem):
+            raise
         with torch.enable_grad():
             try:
                 network.sample_losses(few)
-            except RuntimeError:
-                raise problem from None
+            except RuntimeError as another:
+                raise (another if is_out_of_memory(another) else problem) from None
         return True
     return False
 
@@ -313,6 +317,8 @@ def _check_halves(network: Network, few: Batch, whole: Tensor, epsilon: float) -
             for piece in (few.rows(0, half), few.rows(half, few.size))
         ]
     except (RuntimeError, ValueError) as problem:
+        if is_out_of_memory(problem):
+            raise
         raise LossContractError(
             f"model and loss work on {few.size} samples but not on half of them "
             f"({first_line(problem)}){_suspects(network.model)}: call model.eval(), and make "
@@ -337,8 +343,10 @@ def _check_memory(network: Network, few: Batch) -> None:
     point = theta * (1 + ELSEWHERE * pattern)
     try:
         first, second = (network.losses_at(point, few).detach().double() for _ in range(2))
-    except (RuntimeError, ValueError):  # not every point need be one of the model's
-        return
+    except (RuntimeError, ValueError) as problem:
+        if is_out_of_memory(problem):
+            raise
+        return  # not every point need be one of the model's
     if _differ(first, second, TWICE_TOLERANCE):
         raise LossContractError(
             "a forward pass leaves something behind for the next one, so the same parameters have "

@@ -24,7 +24,7 @@ from krylov_descent.aliased import Aliased
 from krylov_descent.batches import Batch, tensors_in
 from krylov_descent.cuda_graphs import Part, RecordedProduct, Recording
 from krylov_descent.forward_mode import BatchProduct
-from krylov_descent.messages import first_line
+from krylov_descent.messages import first_line, is_out_of_memory
 from krylov_descent.network import Network, modules_in
 from krylov_descent.precision import precisions
 from krylov_descent.streams import beside_what_follows
@@ -225,9 +225,9 @@ class RecordedParts:
                 # What is recorded is what the current device does, whichever has the parameters.
                 with torch.cuda.device(self._network.parameters.device):
                     recorded = record(Aliased(self._network))
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as problem:
+                if is_out_of_memory(problem):
+                    raise
                 if not self._impossible:
                     warnings.warn(
                         f"the model cannot be recorded as a CUDA graph ({first_line(problem)}); "
@@ -254,6 +254,7 @@ class RecordedParts:
             tuple((t.data_ptr(), t.shape, t.stride()) for t in (*known.tensors(), *fixed)),
             # Of a step that is under way, and around everything else.
             network.autocast,
+            network.scale,
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
             precisions(),
         )

@@ -94,11 +94,12 @@ def test_a_product_that_is_not_finite_on_b_alone() -> None:
     assert "on B" in result.reason
 
 
-def test_a_gradient_whose_squares_overflow() -> None:
-    optimizer = KSD(Powers(2.0), row_sums)
-    result = refused(optimizer, (torch.full((4, 3), 1e25), None))
-    assert result.status is Status.NOT_FINITE
-    assert math.isfinite(result.loss)
+def test_a_gradient_whose_squares_overflow_leads_to_a_step() -> None:
+    """To the minimum of x(p + p²), which is at p = -½ for any x."""
+    model = Powers(2.0)
+    result = KSD(model, row_sums, curvature="hessian").step((torch.full((4, 3), 1e25), None))
+    assert result.status is Status.MOVED
+    torch.testing.assert_close(model.p.detach(), torch.full((3,), -0.5))
 
 
 def test_a_search_that_runs_into_nan_turns_back() -> None:

@@ -211,7 +211,7 @@ def test_gradients_or_a_closure_instead_of_data_are_refused() -> None:
         return nn.MSELoss()(model(x), y)
 
     for arguments in ({"data": closure}, {"closure": closure}):
-        with pytest.raises(TypeError, match=r"needs the data, not a closure.*optimizer.step\(data"):
+        with pytest.raises(TypeError, match=r"needs the data, and a closure.*optimizer.step\(data"):
             optimizer.step(**arguments)
     closure().backward()
     with pytest.raises(TypeError, match=r"call optimizer.step\(data\), without loss.backward"):

@@ -1,15 +1,30 @@
 """The account of a step under way, which ends as a `StepResult`."""
 
+from collections.abc import Callable
 from typing import Any
 
+from krylov_descent.loss_scale import length
+from krylov_descent.objective import Objective
 from krylov_descent.optimizers.base import Stopwatch
 from krylov_descent.optimizers.result import Status, StepResult
+from krylov_descent.sums import Evaluation
+
+# What a step finds at the scale of the objective, and a result tells as it is.
+SCALED = ("loss", "loss_before", "loss_after", "noise", "gradient_norm", "gradient_noise")
+
+# Of the scale in a step: the one of before may have to be given up before another can be found.
+MOST_FITS = 2
 
 
 class Account:
-    """Collects what a step found and what it cost; the names are those of `StepResult`."""
+    """Collects what a step found and what it cost; the names are those of `StepResult`.
 
-    def __init__(self) -> None:
+    Args:
+        objective: whose scale losses, noise and ‖g‖ are at.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
         self._watch = Stopwatch()
         self._numbers: dict[str, Any] = {"passes": 0.0}
 
@@ -20,6 +35,28 @@ class Account:
     def count(self, samples: int) -> None:
         """Add samples gone through to the passes over the data, whose size is noted by then."""
         self._numbers["passes"] += samples / self._numbers["samples"]
+
+    def begin(self, evaluate: Callable[[], Evaluation]) -> tuple[Evaluation, float]:
+        """Value and gradient with which a step begins, and ‖g‖; noted, at a scale that fits them.
+
+        Args:
+            evaluate: all the data; called again where the scale did not fit.
+        """
+        found, norm = self._evaluated(evaluate)
+        for _ in range(MOST_FITS):
+            if not self._objective.fit_scale(found.value, norm):
+                break
+            found, norm = self._evaluated(evaluate)
+        self.lap("gradient")
+        return found, norm
+
+    def _evaluated(self, evaluate: Callable[[], Evaluation]) -> tuple[Evaluation, float]:
+        found = evaluate()
+        norm = self._objective.ranks.agreed_number(length(found.gradient))
+        self.note(loss=found.value, gradient_norm=norm)
+        self.note(samples=found.samples, objective_samples=found.samples)
+        self.count(found.samples)
+        return found, norm
 
     def lap(self, phase: str) -> None:
         """Book the time since the last lap on a phase."""
@@ -35,11 +72,7 @@ class Account:
 
     def _result(self, status: Status, reason: str, loss_after: float | None) -> StepResult:
         self._watch.lap("search")
-        before = self._numbers.setdefault("loss_before", self._numbers["loss"])
-        return StepResult(
-            status=status,
-            reason=reason,
-            loss_after=before if loss_after is None else loss_after,
-            seconds=self._watch.seconds,
-            **self._numbers,
-        )
+        found = {"loss_before": self._numbers["loss"], **self._numbers}
+        found["loss_after"] = found["loss_before"] if loss_after is None else loss_after
+        found |= {name: found[name] / self._objective.scale for name in SCALED if name in found}
+        return StepResult(status=status, reason=reason, seconds=self._watch.seconds, **found)

@@ -25,7 +25,10 @@ from krylov_descent.likeness import check_alike
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
+from krylov_descent.optimizers.snapshot import Snapshot
 from krylov_descent.probes import buffers_kept
+
+Closure = Callable[[], Any]
 
 # An odd number with well-spread bits, so that neighbouring seeds share no step's generator.
 SEED_STRIDE = 0x9E3779B97F4A7C15
@@ -90,11 +93,11 @@ class DataOptimizer(torch.optim.Optimizer):
         self.param_groups[0].setdefault("seed", int(seed))
         self.param_groups[0].setdefault("steps", 0)
 
-    def step(self, data: Any = None, *, closure: None = None) -> Any:  # type: ignore[override]
+    def step(self, data: Any = None, *, closure: Closure | None = None) -> Any:  # type: ignore[override]
         """One iteration on the data; returns a `StepResult`.
 
         Without data, as checkpoint tools call it, it creates the optimiser's state and returns
-        None.
+        None. A closure is called once before the step.
         """
         raise NotImplementedError
 
@@ -139,7 +142,11 @@ class DataOptimizer(torch.optim.Optimizer):
         return torch.Generator().manual_seed((seed * SEED_STRIDE + self.steps) % 2**63)
 
     def _wants_to_step(self, data: Any, closure: Any) -> bool:
-        """Whether there is work; False for the empty call with which tools create the state."""
+        """Whether there is work; False for the empty call with which tools create the state.
+
+        Where there is work, a closure is called, once. Frameworks that wrap the optimiser pass one
+        that makes gradients and calls their hooks. What it returns, and the gradients, are theirs.
+        """
         if hasattr(self, "grad_scale"):
             vars(self).pop("grad_scale"), vars(self).pop("found_inf", None)
             raise RuntimeError(
@@ -153,12 +160,22 @@ class DataOptimizer(torch.optim.Optimizer):
                 "call optimizer.step outside of it, or use torch.no_grad() in its place"
             )
         is_data = isinstance(data, Dataset | DataLoader) or not callable(data)
-        if closure is not None or not is_data:
+        if not is_data or (data is None and closure is not None):
             raise TypeError(
-                f"{type(self).__name__} needs the data, not a closure: call optimizer.step(data) "
-                "with (inputs, targets), a Dataset or a DataLoader"
+                f"{type(self).__name__} needs the data, and a closure does not give them: call "
+                "optimizer.step(data), or optimizer.step(data=data, closure=closure) where a "
+                "framework passes a closure, with data = (inputs, targets), a Dataset or a "
+                "DataLoader"
+            )
+        if closure is not None and not callable(closure):
+            raise TypeError(
+                f"`closure` must be callable, or None, found {type(closure).__name__}: give the "
+                "data as the first argument"
             )
         if data is not None:
+            if closure is not None:
+                with torch.enable_grad():  # as torch.optim calls it
+                    closure()
             return True
         if any(
             p.grad is not None and bool(p.grad.any())
@@ -178,21 +195,48 @@ class DataOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def _working(self) -> Iterator[Objective]:
-        """Autograd on, autocast for the forward pass alone, buffers as before at the end."""
+        """Autograd on, autocast for the forward pass alone, buffers as before at the end.
+
+        An error on the way leaves the optimiser as it was.
+        """
         ranks = self.objective.ranks
-        self.check_group()
-        with ranks.own_work():
-            self._check_groups()
-            self.objective.refresh(self.param_groups)
-            self._let_state_follow()
-        if ranks.together:
-            check_alike(ranks, self._description(), self.objective.parameters.tensors)
-        network = self.objective.network
-        recordings = self.objective.recordings
-        with torch.enable_grad(), network.algebra(), buffers_kept(network.model), recordings.step():
-            yield self.objective
-        ranks.raise_own_failure()
+        before = Snapshot(self, self._learners(), self._foreign())
+        try:
+            self.check_group()
+            with ranks.own_work():
+                self._check_groups()
+                self.objective.refresh(self.param_groups)
+                self._let_state_follow()
+            if ranks.together:
+                check_alike(ranks, self._description(), self.objective.parameters.tensors)
+            network, recordings = self.objective.network, self.objective.recordings
+            with (
+                torch.enable_grad(),
+                network.algebra(),
+                buffers_kept(network.model),
+                self.objective.scaled(),
+                recordings.step(),
+            ):
+                yield self.objective
+            ranks.raise_own_failure()
+        except BaseException:
+            self._restore(before)
+            raise
         self.param_groups[0]["steps"] = self.steps + 1
+
+    def _learners(self) -> list[object]:
+        """What learns about model and data in a step, so that the next one depends on it."""
+        return self.objective.learners
+
+    def _foreign(self) -> list[object]:
+        """What of it is not this library's."""
+        return []
+
+    def _restore(self, before: Snapshot) -> None:
+        """Undo a step that failed; the parameters are as before by now."""
+        before.restore_groups()
+        before.restore_state()
+        before.restore_knowledge()
 
     def _let_state_follow(self) -> None:
         """Where the model was given another dtype since the last step, so are the vectors kept."""

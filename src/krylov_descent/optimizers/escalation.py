@@ -12,14 +12,16 @@ Each step that is taken takes the last change back. Inside a step, where the sea
 kink, it goes on with a bundle of gradients (see `bundle`). When nothing is left to change, the
 result says so.
 
-The counts live in a parameter group, so that a resumed run goes on alike.
+The two numbers live in a parameter group, so that a resumed run goes on alike.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 
-LARGER_SETS, LONGER_BASIS = "larger_sets", "longer_basis"
+LARGER_SETS = "larger_sets"  # how often they were made larger
+LONGER_BASIS = "longer_basis"  # its dimension; 0 for the one that was asked for
 SET_GROWTH, BASIS_GROWTH = 4, 2
 
 
@@ -29,9 +31,9 @@ def begin(group: dict[str, Any]) -> None:
     group.setdefault(LONGER_BASIS, 0)
 
 
-def refusals(group: dict[str, Any]) -> int:
-    """How many changes are in force."""
-    return int(group[LARGER_SETS]) + int(group[LONGER_BASIS])
+def is_under_way(group: dict[str, Any]) -> bool:
+    """Whether anything is other than asked for."""
+    return bool(group[LARGER_SETS] or group[LONGER_BASIS])
 
 
 def set_growth(group: dict[str, Any]) -> int:
@@ -39,16 +41,29 @@ def set_growth(group: dict[str, Any]) -> int:
     return SET_GROWTH ** int(group[LARGER_SETS])
 
 
-def basis_dimension(group: dict[str, Any], dimension: int, longest: int) -> int:
-    """K of the step, given the K asked for and the longest basis that is possible."""
-    longer = dimension * BASIS_GROWTH ** int(group[LONGER_BASIS])
-    return max(dimension, min(longer, longest))
+def is_refusal(result: StepResult) -> bool:
+    """Whether the step would be refused again if nothing changed."""
+    return result.status is Status.NO_DECREASE and result.reason != SCALED_AWAY
 
 
-def learn(
+def take_back(group: dict[str, Any], dimension: int) -> None:
+    """After a step that was taken: undo the last change.
+
+    Args:
+        group: with the entries, which are updated.
+        dimension: K as asked for.
+    """
+    if group[LONGER_BASIS]:
+        shorter = group[LONGER_BASIS] // BASIS_GROWTH
+        group[LONGER_BASIS] = shorter if shorter > dimension else 0
+    elif group[LARGER_SETS]:
+        group[LARGER_SETS] -= 1
+
+
+def escalate(
     group: dict[str, Any], result: StepResult, dimension: int, longest: int, *, by_hand: bool
-) -> str | None:
-    """Choose what the next step changes.
+) -> StepResult:
+    """After a refused step: choose what the next one changes.
 
     Args:
         group: with the entries, which are updated.
@@ -58,23 +73,20 @@ def learn(
         by_hand: whether B or C were given.
 
     Returns:
-        The change in words, None for a step after which nothing is to change.
+        The result, whose reason says what the next step changes.
     """
-    if result.status is Status.MOVED:
-        for key in (LONGER_BASIS, LARGER_SETS):
-            if group[key]:
-                group[key] -= 1
-                break
-        return None
-    if result.status is not Status.NO_DECREASE or result.reason == SCALED_AWAY:
-        return None
-    if not by_hand and min(result.curvature_samples, result.objective_samples) < result.samples:
+    all_samples = result.curvature_samples == result.objective_samples == result.samples
+    now = max(dimension, group[LONGER_BASIS])
+    longer = min(BASIS_GROWTH * now, longest)
+    if not (all_samples or by_hand):
         group[LARGER_SETS] += 1
-        return "the next step has larger sets B and C"
-    before = basis_dimension(group, dimension, longest)
-    group[LONGER_BASIS] += 1
-    after = basis_dimension(group, dimension, longest)
-    if after > before:
-        return f"the next step has a basis of {after}"
-    group[LONGER_BASIS] -= 1
-    return "nothing is left to change"
+        change = "the next step has larger sets B and C"
+    elif longer > now:
+        group[LONGER_BASIS] = longer
+        change = f"the next step has a basis of {longer}"
+    else:
+        change = "nothing is left to change but the precision of the parameters"
+    found = (
+        f"the gradient's norm is {result.gradient_norm:.2g}, its noise {result.gradient_noise:.2g}"
+    )
+    return replace(result, reason=f"{result.reason} ({found}; {change})")

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from krylov_descent.arguments import check_counts
 from krylov_descent.batches import Batch, InMemory, Samples, as_samples, tensors_in
+from krylov_descent.loss_scale import length
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward, Network, require_graph
 from krylov_descent.optimizers.account import Account
-from krylov_descent.optimizers.base import DataOptimizer, check_counters
+from krylov_descent.optimizers.base import Closure, DataOptimizer, check_counters
 from krylov_descent.optimizers.result import Status, StepResult
+from krylov_descent.optimizers.snapshot import Snapshot
 
 Schedule = Literal["constant", "linear"]
 
@@ -120,22 +122,24 @@ class FirstOrder(DataOptimizer):
     @overload  # type: ignore[override]
     def step(self, data: None = None, *, closure: None = None) -> None: ...
     @overload
-    def step(self, data: Any, *, closure: None = None) -> StepResult: ...
+    def step(self, data: Any, *, closure: Closure | None = None) -> StepResult: ...
 
-    def step(self, data: Any = None, *, closure: None = None) -> StepResult | None:
+    def step(self, data: Any = None, *, closure: Closure | None = None) -> StepResult | None:
         """One epoch.
 
         Args:
             data: `(inputs, targets)`, a Dataset, a DataLoader or an iterable of batches. What can
                 be fetched by index is shuffled and cut into mini-batches here; a stream's batches
                 are taken in its own order, and cut where they are larger.
-            closure: always None; here because torch.optim has it.
+            closure: called once before the step, with its result and its gradients left alone;
+                for frameworks that wrap an optimiser and pass one.
 
         Returns:
             What the epoch did. None for a call without data, with which checkpoint tools create
             the optimiser's state.
 
-        Unlike the methods that search, it may leave the loss higher than it was.
+        Unlike the methods that search, it may leave the loss higher than it was. After any error
+        parameters and state are bit for bit as before.
         """
         if not self._wants_to_step(data, closure):
             return None
@@ -158,6 +162,11 @@ class FirstOrder(DataOptimizer):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self.defaults = self.inner.defaults
 
+    def _restore(self, before: Snapshot) -> None:
+        # Torch's optimisers write into their state, of which an epoch has a copy (`_epoch`).
+        before.restore_groups()
+        before.restore_knowledge()
+
     def _create_state(self) -> None:
         if self.state:
             return
@@ -170,47 +179,53 @@ class FirstOrder(DataOptimizer):
             group.update(kept)
 
     def _epoch(self, samples: Samples) -> StepResult:
-        account, parameters = Account(), self.objective.parameters
+        account, parameters = Account(self.objective), self.objective.parameters
         before = self.param_groups[0]["running_loss"]
         theta = parameters.copy()
         state = copy.deepcopy(self.inner.state_dict())
-        status = Status.NOT_FINITE
+        moved = False
         try:
             losses, normalisers, total = self._updates(samples)
             mean = float(losses.sum() / normalisers.sum())
-            step_norm = float((parameters.copy() - theta).norm())
-            status = self._verdict(mean, step_norm)
+            step_norm = length(parameters.copy() - theta)
+            account.note(
+                loss=mean,
+                loss_before=float(losses[0] / normalisers[0]) if before is None else before,
+                samples=total,
+                objective_samples=total,
+                iterations=len(losses),
+                evaluations=len(losses),
+            )
+            account.count(total)
+            account.lap("gradient")
+            refused = self._refused(account, mean, step_norm)
+            if refused is not None:
+                return refused
+            self.param_groups[0]["running_loss"] = mean
+            account.note(step_norm=step_norm)
+            result = account.moved("the epoch is over", loss_after=mean)
+            moved = True
         finally:
-            if not status.moved:
+            if not moved:
                 parameters.assign(theta)
                 self.load_state_dict(state)
-        account.note(
-            loss=mean,
-            loss_before=float(losses[0] / normalisers[0]) if before is None else before,
-            samples=total,
-            objective_samples=total,
-            iterations=len(losses),
-            evaluations=len(losses),
-        )
-        account.count(total)
-        account.lap("gradient")
-        if not status.moved:
-            reasons = {
-                Status.NOT_FINITE: f"the mean loss is {mean}, the norm of the step {step_norm}",
-                Status.NO_DECREASE: "the learning rate is 0",
-            }
-            return account.refused(status, reasons.get(status))
-        self.param_groups[0]["running_loss"] = mean
-        account.note(step_norm=step_norm)
-        return account.moved("the epoch is over", loss_after=mean)
+        return result
 
-    def _verdict(self, mean: float, step_norm: float) -> Status:
+    def _refused(self, account: Account, mean: float, step_norm: float) -> StepResult | None:
+        """The result of an epoch that is not to be taken; None for any other."""
         if not (math.isfinite(mean) and math.isfinite(step_norm)):
-            return Status.NOT_FINITE
+            reason = f"the mean loss is {mean}, the norm of the step {step_norm}"
+            return account.refused(Status.NOT_FINITE, reason)
         if step_norm > 0:
-            return Status.MOVED
-        idle = all(group.get("lr") == 0 for group in self.param_groups)
-        return Status.NO_DECREASE if idle else Status.STATIONARY
+            return None
+        if all(group.get("lr") == 0 for group in self.param_groups):
+            return account.refused(Status.NO_DECREASE, "the learning rate is 0")
+        # Those of the last mini-batch.
+        gradients = (p.grad for p in self.objective.parameters.tensors)
+        if any(gradient is not None and bool(gradient.any()) for gradient in gradients):
+            reason = "the updates are too small to change the parameters: scale the loss, or `lr`"
+            return account.refused(Status.NO_DECREASE, reason)
+        return account.refused(Status.STATIONARY)
 
     def _updates(self, samples: Samples) -> tuple[Tensor, Tensor, int]:
         """An update for each mini-batch: Σ nᵢ and Σ wᵢ of each in float64, and all the samples.

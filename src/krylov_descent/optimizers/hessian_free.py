@@ -1,6 +1,7 @@
 """Hessian-Free optimisation (Martens 2010, *Deep learning via Hessian-free optimization*)."""
 
 import math
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -13,11 +14,12 @@ from krylov_descent.conjugate_gradient import CGIterate, CGResult, CGStop, conju
 from krylov_descent.curvature import Curvature, CurvatureKind
 from krylov_descent.damping import adapted_damping, reduction_ratio
 from krylov_descent.distributed import ProcessGroup
+from krylov_descent.loss_scale import length
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
 from krylov_descent.optimizers.account import Account
-from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.precision import derivatives_in_tf32
 from krylov_descent.sums import Evaluation
@@ -48,8 +50,8 @@ class HessianFree(DataOptimizer):
             negative curvature. Where the Hessian has some, CG stops as it meets it and the
             iterates so far are used; if that is none at all, the step is refused and λ raised, so
             that H + λI becomes positive after a few such steps.
-        damping: λ of the first step. The default is Martens' on CURVES, whose losses are sums
-            over pixels.
+        damping: λ of the first step, in the units of the loss. The default is Martens' on CURVES,
+            whose losses are sums over pixels.
         chunk_size: samples for the curvature, a fresh chunk each step, round and round: a number
             of samples (Martens: 5,000 on CURVES, 7,500 on MNIST), a fraction of them, or "auto",
             a quarter of them but at least 1,000.
@@ -143,26 +145,28 @@ class HessianFree(DataOptimizer):
     def step(self, data: None = None, *, closure: None = None) -> None: ...
     @overload
     def step(
-        self, data: Any, *, closure: None = None, curvature_data: Any = None
+        self, data: Any, *, closure: Closure | None = None, curvature_data: Any = None
     ) -> StepResult: ...
 
     def step(
-        self, data: Any = None, *, closure: None = None, curvature_data: Any = None
+        self, data: Any = None, *, closure: Closure | None = None, curvature_data: Any = None
     ) -> StepResult | None:
         """One iteration of Hessian-Free.
 
         Args:
             data: all the data: `(inputs, targets)`, a Dataset, a DataLoader or a list of batches.
                 They are walked over several times and must be the same each time.
-            closure: always None; here because torch.optim has it.
+            closure: called once before the step, with its result and its gradients left alone;
+                for frameworks that wrap an optimiser and pass one.
             curvature_data: the samples for the curvature, where they are not to be a chunk.
 
         Returns:
             What the step did. None for a call without data, with which checkpoint tools create
             the optimiser's state.
 
-        The parameters change only if the objective on all the data went down; otherwise, and
-        after any error, they are bit for bit as before.
+        The parameters change only if the objective on all the data went down; otherwise they are
+        bit for bit as before. After any error so are the optimiser's state and what it knows of
+        the model.
         """
         if not self._wants_to_step(data, closure):
             return None
@@ -181,6 +185,9 @@ class HessianFree(DataOptimizer):
             "`tf32`": self.tf32,
         }
 
+    def _learners(self) -> list[object]:
+        return [*super()._learners(), self.curvature]
+
     def _create_state(self) -> None:
         self._zero_state(LAST_ITERATE)
 
@@ -193,7 +200,7 @@ class _Step:
         self.ranks = objective.ranks
         self.damping = optimizer.damping
         self.next_position = int(optimizer.param_groups[0]["chunk_position"])
-        self.account = Account()
+        self.account = Account(objective)
         self.total = self.evaluations = 0
 
     def run(self, curvature_data: Any) -> StepResult:
@@ -202,13 +209,8 @@ class _Step:
         account.note(damping=self.damping)
         self.ranks.enter("gradient")
         # Gradient, and the diagonal of the empirical Fisher matrix for the preconditioner.
-        found = self.objective.value_gradient_and_squares(self.data)
-        norm = self.ranks.agreed_number(float(found.gradient.norm()))
+        found, norm = account.begin(partial(self.objective.value_gradient_and_squares, self.data))
         self.total = found.samples
-        account.note(loss=found.value, gradient_norm=norm)
-        account.note(samples=self.total, objective_samples=self.total)
-        account.count(self.total)
-        account.lap("gradient")
         chunk = self.chunk(curvature_data)
         if not (math.isfinite(found.value) and math.isfinite(norm)):
             return account.refused(
@@ -228,27 +230,36 @@ class _Step:
 
         self.ranks.enter("search")
         theta = self.objective.parameters.copy()
-        taken = None
+        result = None
         try:
             chosen, value = self.backtrack(theta, solution)
             # The quadratic without its damping; CG knows it with.
-            predicted = chosen.value - 0.5 * self.damping * float(chosen.point.square().sum())
+            damped = 0.5 * self.scaled_damping * float(chosen.point.square().sum())
+            predicted = chosen.value - damped
             predicted = self.ranks.agreed_number(predicted)
             ratio = reduction_ratio(value - found.value, predicted)
             slope = self.ranks.agreed_number(float(found.gradient @ chosen.point))
             taken = self.search(theta, chosen.point, value, found.value, slope)
+            self.remember(ratio, solution.last.point)
+            account.note(
+                reduction_ratio=ratio,
+                chosen_iteration=chosen.iteration,
+                evaluations=self.evaluations,
+            )
+            if taken is not None:
+                result = account.moved(str(solution.stop), loss_after=taken)
         finally:
-            if taken is None:
+            if result is None:
                 self.objective.parameters.assign(theta)
-        self.remember(ratio, solution.last.point)
-        account.note(
-            reduction_ratio=ratio,
-            chosen_iteration=chosen.iteration,
-            evaluations=self.evaluations,
-        )
-        if taken is None:
-            return account.refused(Status.NO_DECREASE, self.reason_of_rejection(solution))
-        return account.moved(str(solution.stop), loss_after=taken)
+        if result is None:
+            reason = self.reason_of_rejection(solution, chosen, theta)
+            return account.refused(Status.NO_DECREASE, reason)
+        return result
+
+    @property
+    def scaled_damping(self) -> float:
+        """λ beside a curvature at the scale of the objective."""
+        return self.damping * self.objective.scale
 
     def chunk(self, curvature_data: Any) -> Samples:
         """The samples for the curvature; the next step's begin where these end."""
@@ -276,7 +287,7 @@ class _Step:
 
     def minimize_quadratic(self, found: Evaluation, chunk: Samples) -> CGResult:
         """CG on gᵀd + ½ dᵀ(H + λI)d, from where it ended in the last step."""
-        optimizer, damping = self.optimizer, self.damping
+        optimizer, damping = self.optimizer, self.scaled_damping
         self.objective.parameters.add_decay_constant(found.squares)
         preconditioner = found.squares.add_(damping).pow_(PRECONDITIONER_POWER)
         product = optimizer.curvature.at(self.objective, chunk)
@@ -343,7 +354,7 @@ class _Step:
             if not (value < before and bool(step.any())):
                 return None
         self.objective.parameters.assign(theta + step)
-        self.account.note(rate=rate, step_norm=float(step.norm()))
+        self.account.note(rate=rate, step_norm=length(step))
         return value
 
     def value_at(self, theta: Tensor, step: Tensor) -> float:
@@ -361,7 +372,12 @@ class _Step:
         self.optimizer._set_vector(LAST_ITERATE, last_iterate)
         self.account.note(damping=damping)
 
-    def reason_of_rejection(self, solution: CGResult) -> str:
+    def reason_of_rejection(self, solution: CGResult, chosen: CGIterate, theta: Tensor) -> str:
         if solution.last.iteration == 0 and solution.stop is CGStop.NEGATIVE_CURVATURE:
             return "CG met curvature that is not positive at once; the damping was raised"
+        if torch.equal(theta + chosen.point, theta):
+            return (
+                f"with λ = {self.damping:.3g} the step is too short to change the parameters: "
+                "make HessianFree with a `damping` of the size of the loss's curvature"
+            )
         return "the line search found no sufficient decrease"

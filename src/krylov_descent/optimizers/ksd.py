@@ -16,13 +16,14 @@ from krylov_descent.batches import InMemory, Nothing, Samples
 from krylov_descent.bfgs import BFGSResult, Vector, minimize_bfgs
 from krylov_descent.curvature import Curvature, CurvatureKind, CurvatureProduct
 from krylov_descent.distributed import ProcessGroup, Shard
+from krylov_descent.loss_scale import has_squares, length
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
 from krylov_descent.on_the_way import OnTheWay
 from krylov_descent.optimizers import escalation, growing_sets
-from krylov_descent.optimizers.account import Account
-from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.account import MOST_FITS, Account
+from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.ksd_preconditioners import Stages
 from krylov_descent.optimizers.ksd_spaces import (
     AnySubspace,
@@ -50,6 +51,10 @@ SEMIDEFINITE_FLOOR = 0.01
 OUT_OF_RANGE = (
     "the gradient's length in the preconditioner, gᵀD⁻¹g, is infinite or zero in its precision: "
     "scale the loss, or a preconditioner of your own"
+)
+OUT_OF_RANGE_ONCE = (
+    "squares of the gradient are infinite or zero in its precision, and `data` is a stream, which "
+    "is not walked over again; the next step scales the loss"
 )
 
 
@@ -223,7 +228,7 @@ class KSD(DataOptimizer):
         self,
         data: Any,
         *,
-        closure: None = None,
+        closure: Closure | None = None,
         curvature_data: Any = None,
         objective_data: Any = None,
     ) -> StepResult: ...
@@ -232,7 +237,7 @@ class KSD(DataOptimizer):
         self,
         data: Any = None,
         *,
-        closure: None = None,
+        closure: Closure | None = None,
         curvature_data: Any = None,
         objective_data: Any = None,
     ) -> StepResult | None:
@@ -241,7 +246,8 @@ class KSD(DataOptimizer):
         Args:
             data: the set A: `(inputs, targets)`, a Dataset, a DataLoader or an iterable of
                 batches. Batches are moved to the parameters' device.
-            closure: always None; here because torch.optim has it.
+            closure: called once before the step, with its result and its gradients left alone;
+                for frameworks that wrap an optimiser and pass one.
             curvature_data: the set B, where it is not to be drawn from `data`.
             objective_data: the set C, likewise.
 
@@ -249,27 +255,29 @@ class KSD(DataOptimizer):
             What the step did. None for a call without data, with which checkpoint tools create
             the optimiser's state.
 
-        The parameters change only if the objective on C went down; otherwise, and after any
-        error, they are bit for bit as before.
+        The parameters change only if the objective on C went down; otherwise they are bit for bit
+        as before. After any error so are the optimiser's state and what it knows of the model.
         """
         if not self._wants_to_step(data, closure):
             return None
         group = self.param_groups[0]
         escalation.begin(group)  # a state that was loaded may be older
         # With few digits a refused step may be refused for want of them.
-        tf32 = self.tf32 and not escalation.refusals(group)
+        tf32 = self.tf32 and not escalation.is_under_way(group)
         with self._working() as objective, derivatives_in_tf32(tf32):
+            drawn = curvature_data is None and objective_data is None
             if self.subset_sizes.grow:
-                drawn = curvature_data is None and objective_data is None
                 self._compare_data(data, drawn=drawn)
             result = _Step(self, objective).run(data, curvature_data, objective_data)
-        if self.subset_sizes.grow:
-            growing_sets.learn(group, result)
-        by_hand = curvature_data is not None or objective_data is not None
-        change = escalation.learn(
-            group, result, self.dimension, self._longest_basis, by_hand=by_hand
-        )
-        return result if change is None else replace(result, reason=f"{result.reason}; {change}")
+            if self.subset_sizes.grow:
+                growing_sets.learn(group, result)
+            if result.status is Status.MOVED:
+                escalation.take_back(group, self.dimension)
+            elif escalation.is_refusal(result):
+                result = escalation.escalate(
+                    group, result, self.dimension, self._longest_basis(), by_hand=not drawn
+                )
+        return result
 
     @property
     def preconditioner(self) -> Preconditioner:
@@ -293,18 +301,17 @@ class KSD(DataOptimizer):
             return replace(sizes, least=LEAST_FIXED)
         return replace(sizes, doublings=int(group[growing_sets.DOUBLINGS]))
 
-    @property
     def _longest_basis(self) -> int:
         """How many directions a basis may have, if it is made longer than asked for."""
         parameters = self.objective.parameters
         vector = parameters.numel * parameters.dtype.itemsize
-        return min(parameters.numel, self.objective.activation_memory // vector)
+        fitting = min(parameters.numel, self.objective.activation_memory // vector)
+        return int(self.objective.ranks.agreed_number(fitting))
 
     @property
     def _dimension(self) -> int:
         """K of this step."""
-        group = self.param_groups[0]
-        return escalation.basis_dimension(group, self.dimension, self._longest_basis)
+        return max(self.dimension, self.param_groups[0][escalation.LONGER_BASIS])
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -321,6 +328,12 @@ class KSD(DataOptimizer):
             "`basis_device`": self.spaces.storage.device,
         }
 
+    def _learners(self) -> list[object]:
+        return [*super()._learners(), self.curvature, *self._stages.learners, self._last_data]
+
+    def _foreign(self) -> list[object]:
+        return self._stages.foreign
+
     def _create_state(self) -> None:
         self._zero_state(*self._previous)
 
@@ -332,8 +345,10 @@ class _Step:
         self.optimizer, self.objective, self.ranks = optimizer, objective, objective.ranks
         self.stages = optimizer._stages
         self.stages.begin(optimizer.steps, objective)
-        self.account = Account()
+        self.account = Account(objective)
         self.before_basis: torch.cuda.Event | None = None  # the moment of its launch
+        self.fits_left = MOST_FITS
+        self.indexed = False  # whether A can be walked over again, on all ranks
 
     def run(self, data: Any, curvature_data: Any, objective_data: Any) -> StepResult:
         """Algorithm 3, lines 3 to 13."""
@@ -351,8 +366,8 @@ class _Step:
             )
             g = found.gradient
             found = replace(found, gradient=g.new_empty(0))  # which is let go before the search
-            length = OnTheWay(g.norm()) if found.later is None else None
-            numbers = functools.cache(functools.partial(self.numbers, found, length))
+            sent = OnTheWay(g.norm()) if found.later is None else None
+            numbers = functools.cache(functools.partial(self.numbers, found, sent))
             if ahead and self.basis_is_recorded:
                 # Launched while the GPU is busy with the gradient, of which nothing is known yet.
                 with recordings.meanwhile(lambda: (copied(), numbers())):
@@ -362,8 +377,19 @@ class _Step:
         if ahead and (recordings.refuted > refuted or not self.basis_is_recorded):
             # The recordings were not what the model does: all of it again, without them.
             return self.run(data, curvature_data, objective_data)
+        if not has_squares(norm, g.dtype):
+            norm = self.ranks.agreed_number(length(g))
         account.note(loss=value, samples=found.samples, gradient_norm=norm)
         account.count(found.samples)
+        scale = self.objective.scale
+        if self.fits_left and self.objective.fit_scale(value, norm):
+            self.fits_left -= 1
+            del g, basis
+            if self.indexed:  # all of it again at that scale
+                return self.run(data, curvature_data, objective_data)
+            change = self.objective.scale / scale
+            account.note(loss=value * change, gradient_norm=norm * change)
+            return account.refused(Status.NOT_FINITE, OUT_OF_RANGE_ONCE)
         if not math.isfinite(value):
             return account.refused(
                 Status.NOT_FINITE,
@@ -380,7 +406,7 @@ class _Step:
         with recordings.meanwhile(copied):
             launched = self.noted(basis or self.basis(curvature_set, g))
         del g, basis
-        theta, taken = copied(), None
+        theta, result = copied(), None
         try:
             # On a GPU the search begins behind the basis, before anything is known of that.
             # C of the user's may come to the GPU only now.
@@ -404,25 +430,23 @@ class _Step:
             )
             start, gradient = function.start()
             best = self.search(function, start, gradient, coordinates)
+            taken = None
             if best is not None and best.value < start:
                 taken = self.take(function, theta, best, start)
+            if best is not None and taken is not None:
+                result = account.moved(str(best.reason), loss_after=taken)
         finally:
-            if taken is None:
+            if result is None:
                 self.objective.parameters.assign(theta)
                 recordings.finish()
+        if result is not None:
+            return result
         if best is None:
             return account.refused(Status.NOT_FINITE, "the loss or its gradient on C is not finite")
-        if taken is None and best.value < start:
+        if best.value < start:
             return account.refused(Status.NO_DECREASE, SCALED_AWAY)
-        if taken is None:
-            noise = self.gradient_noise(objective_set, theta)
-            account.note(gradient_noise=noise)
-            return account.refused(
-                Status.NO_DECREASE,
-                f"{Status.NO_DECREASE.value} (the gradient's norm is {norm:.2g}, its noise "
-                f"{noise:.2g})",
-            )
-        return account.moved(str(best.reason), loss_after=taken)
+        account.note(gradient_noise=self.gradient_noise(objective_set, theta))
+        return account.refused(Status.NO_DECREASE)
 
     def gradient_and_sets(
         self, samples: Samples, curvature_data: Any, objective_data: Any
@@ -431,6 +455,7 @@ class _Step:
         optimizer, ranks = self.optimizer, self.ranks
         by_hand = curvature_data is not None and objective_data is not None
         shard = ranks.shard_if_known(len(samples) if samples.indexed else None)
+        self.indexed = shard is not None
         if not by_hand and shard is None:
             # Each rank draws keys of its own for the samples that flow by it.
             generator = optimizer._generator(ranks.rank)
@@ -464,16 +489,16 @@ class _Step:
             sets = [held.to(device) if isinstance(held, InMemory) else held for held in sets]
         return sets
 
-    def numbers(self, found: Evaluation, length: OnTheWay | None) -> tuple[float, float]:
+    def numbers(self, found: Evaluation, sent: OnTheWay | None) -> tuple[float, float]:
         """f and ‖g‖ on A, which are waited for, and with them whether the recordings hold.
 
         Args:
             found: on A.
-            length: of the gradient; None where it comes with the value.
+            sent: ‖g‖; None where it comes with the value.
         """
         self.objective.recordings.answer()
         found = found.there()
-        norm = self.ranks.agreed_number(found.norm if length is None else length.read())
+        norm = self.ranks.agreed_number(found.norm if sent is None else sent.read())
         self.account.lap("gradient")
         return found.value, norm
 
@@ -554,7 +579,11 @@ class _Step:
         is_finite = math.isfinite(start) and bool(np.isfinite(gradient).all())
         noise = function.noise(start, gradient, self.previous_step) if is_finite else math.nan
         # Here, where a GPU is busy with the first trial.
-        self.account.note(ritz_values=tuple(coordinates.ritz_values.tolist()))
+        scale = self.objective.scale
+        ritz_values = coordinates.ritz_values.div(scale)
+        if self.optimizer.curvature.kind == "fisher":  # of squared gradients
+            ritz_values.div_(scale)
+        self.account.note(ritz_values=tuple(ritz_values.tolist()))
         if not is_finite:
             return None
         best = minimize_bfgs(
@@ -585,7 +614,7 @@ class _Step:
             there = self.objective.value_and_gradient(objective_set).gradient
         finally:
             parameters.assign(theta)
-        return float((there - here).norm())
+        return self.ranks.agreed_number(length(there - here))
 
     def take(
         self, function: Function, theta: Tensor, best: BFGSResult, start: float
@@ -600,7 +629,7 @@ class _Step:
         if taken is None:
             step = self.ranks.agreed(function.direction(best.point))
             scaled = optimizer._scale_by_learning_rate(step)
-            norm = OnTheWay(step.norm())
+            sent = OnTheWay(step.norm())
             parameters.assign(theta + step)
             if scaled:
                 value = function.value()
@@ -608,7 +637,9 @@ class _Step:
                 # Values with and without autograd may differ by rounding: lr = 0 is no decrease.
                 if not (value < start and bool(step.any())):
                     return None
-            taken = Taken(parameters.copied_pieces(step), norm)
+            taken = Taken(parameters.copied_pieces(step), sent)
         optimizer._push_pieces(optimizer._previous, taken.pieces)
-        self.account.note(step_norm=taken.norm.read())
+        # Squares of a step may be out of range as well.
+        norm = taken.norm.read()
+        self.account.note(step_norm=norm or math.hypot(*map(length, taken.pieces)))
         return value

@@ -20,6 +20,8 @@ from krylov_descent.recorded_objective import EVALUATION, NOISE, STEP
 
 # Of ε: a floor under the entries of a diagonal is felt by few of them, damping by all.
 KRONECKER_DAMPING = 0.1
+# Made anew by every step.
+OWN = (FisherDiagonal, Identity, KroneckerFactors)
 
 
 class Stages:
@@ -52,7 +54,17 @@ class Stages:
     @property
     def can_be_made_again(self) -> bool:
         """Whether D is made of one step's samples alone, so that a step may make it twice."""
-        return type(self.current) in (FisherDiagonal, Identity, KroneckerFactors)
+        return type(self.current) in OWN
+
+    @property
+    def learners(self) -> list[object]:
+        """What a step may change. Of D itself nothing is left to the next step."""
+        return [self, self.last, self.current]
+
+    @property
+    def foreign(self) -> list[object]:
+        """The preconditioner, where it is the user's, and may go on from one step to the next."""
+        return [] if type(self.last) in OWN else [self.last]
 
     def begin(self, steps: int, objective: Objective) -> None:
         """The step that follows so many begins: choose its D, and let go of the one before."""

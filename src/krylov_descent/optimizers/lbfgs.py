@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -9,14 +10,15 @@ from torch import Tensor, nn
 
 from krylov_descent.arguments import check_counts
 from krylov_descent.batches import Samples
+from krylov_descent.loss_scale import length
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.optimizers.account import Account
-from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.sums import Evaluation
 
-TRAINED = "trained"
+TRAINED, SCALE = "trained", "scale"
 
 
 class LBFGS(DataOptimizer):
@@ -79,22 +81,23 @@ class LBFGS(DataOptimizer):
     @overload  # type: ignore[override]
     def step(self, data: None = None, *, closure: None = None) -> None: ...
     @overload
-    def step(self, data: Any, *, closure: None = None) -> StepResult: ...
+    def step(self, data: Any, *, closure: Closure | None = None) -> StepResult: ...
 
-    def step(self, data: Any = None, *, closure: None = None) -> StepResult | None:
+    def step(self, data: Any = None, *, closure: Closure | None = None) -> StepResult | None:
         """Some iterations of L-BFGS.
 
         Args:
             data: `(inputs, targets)`, a Dataset, a DataLoader or a list of batches. They are
                 walked over several times and must be the same each time.
-            closure: always None; here because torch.optim has it.
+            closure: called once before the step, with its result and its gradients left alone;
+                for frameworks that wrap an optimiser and pass one.
 
         Returns:
             What the step did. None for a call without data.
 
-        The parameters change only if the objective went down; otherwise, and after any error,
-        they are bit for bit as before, and the history is forgotten. So it is where parameters
-        were frozen or thawed since the last step, or have another dtype or device.
+        The parameters change only if the objective went down; otherwise they are bit for bit as
+        before, and the history is forgotten. So it is where parameters were frozen or thawed since
+        the last step, or have another dtype or device. After any error all is as before.
         """
         if not self._wants_to_step(data, closure):
             return None
@@ -116,6 +119,8 @@ class LBFGS(DataOptimizer):
             or state.get(TRAINED) != self._trained
         ):
             self.state.clear()
+        else:
+            self.objective.scale = state.get(SCALE, 1.0)  # of the gradients in it
 
     @property
     def _trained(self) -> list[bool]:
@@ -123,13 +128,10 @@ class LBFGS(DataOptimizer):
         return [p.requires_grad for group in self.param_groups for p in group["params"]]
 
     def _search(self, data: Samples) -> StepResult:
-        account, objective = Account(), self.objective
-        start = objective.value_and_gradient(data)
-        norm = float(start.gradient.norm())
-        account.note(loss=start.value, gradient_norm=norm, evaluations=1)
-        account.note(samples=start.samples, objective_samples=start.samples)
-        account.count(start.samples)
-        account.lap("gradient")
+        objective = self.objective
+        account = Account(objective)
+        start, norm = account.begin(partial(objective.value_and_gradient, data))
+        account.note(evaluations=1)
         if not (math.isfinite(start.value) and math.isfinite(norm)):
             return account.refused(
                 Status.NOT_FINITE, f"the loss is {start.value} and its gradient's norm {norm}"
@@ -139,28 +141,32 @@ class LBFGS(DataOptimizer):
         rate = float(self.param_groups[0]["lr"])
         if rate == 0:
             return account.refused(Status.NO_DECREASE, "the learning rate is 0")
+        if any(kept.get(SCALE, 1.0) != objective.scale for kept in self.state.values()):
+            self.state.clear()
 
         theta = objective.parameters.copy()
         evaluations = _Evaluations(self, data, start)
-        moved = False
+        result = None
         try:
             made = self._iterations_made
             self._torchs(rate).step(evaluations)
             after = objective.value(data)
-            moved = after < start.value
+            account.note(evaluations=evaluations.count)
+            account.count(start.samples * evaluations.count)  # and the value, less the first one
+            if after < start.value:
+                account.note(
+                    iterations=self._iterations_made - made,
+                    step_norm=length(objective.parameters.copy() - theta),
+                )
+                reason = "the iterations of this step are made"
+                result = account.moved(reason, loss_after=after)
         finally:
-            if not moved:
+            if result is None:
                 objective.parameters.assign(theta)
-                self.state.clear()
-        account.note(evaluations=evaluations.count)
-        account.count(start.samples * evaluations.count)  # and the value, less the first one
-        if not moved:
+        if result is None:
+            self.state.clear()
             return account.refused(Status.NO_DECREASE)
-        account.note(
-            iterations=self._iterations_made - made,
-            step_norm=float((objective.parameters.copy() - theta).norm()),
-        )
-        return account.moved("the iterations of this step are made", loss_after=after)
+        return result
 
     def _torchs(self, rate: float) -> torch.optim.LBFGS:
         """Torch's optimiser over our state, of which it gets a copy of all that it writes into.
@@ -170,7 +176,7 @@ class LBFGS(DataOptimizer):
         """
         tensors = self.objective.parameters.tensors
         state = {key: _copied(kept) for key, kept in self.state.get(tensors[0], {}).items()}
-        self.state[tensors[0]] = state | {TRAINED: self._trained}
+        self.state[tensors[0]] = state | {TRAINED: self._trained, SCALE: self.objective.scale}
         optimizer = torch.optim.LBFGS(
             tensors,
             lr=rate,

@@ -1,6 +1,7 @@
 """Nonlinear conjugate gradients on the full batch, a method of its own to compare with."""
 
 import math
+from functools import partial
 from typing import Any, get_args, overload
 
 import torch
@@ -16,12 +17,13 @@ from krylov_descent.conjugate_directions import (
     minimize_nonlinear_cg,
 )
 from krylov_descent.distributed import ProcessGroup
+from krylov_descent.loss_scale import length
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.noise import NOISE_POINTS, noise_over_ranks, noise_steps, settled_noise
 from krylov_descent.objective import Objective
 from krylov_descent.optimizers.account import Account
-from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.sums import Evaluation
 
@@ -113,22 +115,23 @@ class NonlinearCG(DataOptimizer):
     @overload  # type: ignore[override]
     def step(self, data: None = None, *, closure: None = None) -> None: ...
     @overload
-    def step(self, data: Any, *, closure: None = None) -> StepResult: ...
+    def step(self, data: Any, *, closure: Closure | None = None) -> StepResult: ...
 
-    def step(self, data: Any = None, *, closure: None = None) -> StepResult | None:
+    def step(self, data: Any = None, *, closure: Closure | None = None) -> StepResult | None:
         """Some iterations of conjugate gradients.
 
         Args:
             data: `(inputs, targets)`, a Dataset, a DataLoader or a list of batches. They are
                 walked over several times and must be the same each time.
-            closure: always None; here because torch.optim has it.
+            closure: called once before the step, with its result and its gradients left alone;
+                for frameworks that wrap an optimiser and pass one.
 
         Returns:
             What the step did. None for a call without data, with which checkpoint tools create
             the optimiser's state.
 
-        The parameters change only if the objective went down; otherwise, and after any error,
-        they are bit for bit as before.
+        The parameters change only if the objective went down; otherwise they are bit for bit as
+        before. After any error so are the optimiser's state and what it knows of the model.
         """
         if not self._wants_to_step(data, closure):
             return None
@@ -152,16 +155,25 @@ class NonlinearCG(DataOptimizer):
         if direction is None or gradient is None:
             return None
         group = self.param_groups[0]
-        return Memory(direction, gradient, group["promised"], group["directions_since_restart"])
+        scale = self.objective.scale
+        return Memory(
+            direction.mul_(scale),
+            gradient.mul_(scale),
+            group["promised"] * scale,
+            group["directions_since_restart"],
+        )
 
     def _remember(self, memory: Memory | None) -> None:
         parameters, group = self.objective.parameters, self.param_groups[0]
         if memory is None:
             nothing = torch.zeros(parameters.numel, dtype=parameters.dtype).to(parameters.device)
             memory = Memory(nothing, nothing, 0.0, 0)
-        self._set_vector(DIRECTION, memory.direction)
-        self._set_vector(GRADIENT, memory.gradient)
-        group["promised"], group["directions_since_restart"] = memory.promised, memory.count
+        # As they are without a scale, which a resumed run has to find anew.
+        scale = self.objective.scale
+        self._set_vector(DIRECTION, memory.direction / scale)
+        self._set_vector(GRADIENT, memory.gradient / scale)
+        group["promised"] = memory.promised / scale
+        group["directions_since_restart"] = memory.count
 
 
 class _Step:
@@ -170,40 +182,36 @@ class _Step:
     def __init__(self, optimizer: NonlinearCG, objective: Objective, data: Samples) -> None:
         self.optimizer, self.objective, self.data = optimizer, objective, data
         self.ranks = objective.ranks
-        self.account = Account()
+        self.account = Account(objective)
 
     def run(self) -> StepResult:
         account, parameters = self.account, self.objective.parameters
         self.ranks.enter("gradient")
-        start = self.objective.value_and_gradient(self.data)
-        norm = self.ranks.agreed_number(float(start.gradient.norm()))
-        account.note(loss=start.value, gradient_norm=norm, evaluations=1)
-        account.note(samples=start.samples, objective_samples=start.samples)
-        account.count(start.samples)
-        account.lap("gradient")
+        start, norm = account.begin(partial(self.objective.value_and_gradient, self.data))
+        account.note(evaluations=1)
         if not (math.isfinite(start.value) and math.isfinite(norm)):
             return account.refused(
                 Status.NOT_FINITE, f"the loss is {start.value} and its gradient's norm {norm}"
             )
-        # The slope along -g, by which the search goes, may underflow where the norm does not.
-        slope = -self.ranks.agreed_number(float(start.gradient @ start.gradient))
-        if norm == 0 or slope == 0:
+        if norm == 0:
             return account.refused(Status.STATIONARY)
+        slope = -self.ranks.agreed_number(float(start.gradient @ start.gradient))
 
         self.ranks.enter("search")
         theta = parameters.copy()
-        after = None
+        result = None
         try:
             found = self.search(theta, start, slope)
-            if found.value < start.value:
-                after = self.take(theta, found, start)
+            after = self.take(theta, found, start) if found.value < start.value else None
+            if after is not None:
+                result = account.moved(str(found.reason), loss_after=after)
         finally:
-            if after is None:
+            if result is None:
                 parameters.assign(theta)
-        if after is None:
+        if result is None:
             self.optimizer._remember(None)
             return account.refused(Status.NO_DECREASE)
-        return account.moved(str(found.reason), loss_after=after)
+        return result
 
     def search(self, theta: Tensor, start: Evaluation, slope: float) -> NonlinearCGResult:
         """The iterations from θ, given the slope along -g there."""
@@ -241,7 +249,7 @@ class _Step:
         else:
             self.objective.parameters.assign(point)
         self.optimizer._remember(memory)
-        self.account.note(step_norm=float(step.norm()))
+        self.account.note(step_norm=length(step))
         return value
 
     def value_and_gradient(self, point: Tensor) -> tuple[float, Tensor]:
