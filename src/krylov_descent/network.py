@@ -46,6 +46,7 @@ class Network:
             raise TypeError(f"`model` must be a torch.nn.Module, found {type(model).__name__}")
         self.model = model = _unwrapped(model)
         self.eager: nn.Module = _unwrapped(getattr(model, "_orig_mod", model))
+        _check_numbers(self.eager)
         self.loss = SampleLoss(loss)
         if forward is not None and not callable(forward):
             raise TypeError(
@@ -230,6 +231,18 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         inside: nn.Module = model.module
         return inside
     return model
+
+
+def _check_numbers(model: nn.Module) -> None:
+    """Refuse parameters and buffers on the meta device, frozen ones, too."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    missing = [name for name, tensor in tensors if tensor.is_meta]
+    if missing:
+        raise ValueError(
+            "`model` has tensors on the meta device, which holds no numbers "
+            f"({', '.join(missing[:3])}): materialise it first, with model.to_empty(device=...), "
+            "and load or initialise its weights"
+        )
 
 
 class _Holder(nn.Module):
