@@ -5,6 +5,7 @@ walks over no data and sums nothing: that is `objective`'s work. Everything that
 inside a batch (the probes, per-sample gradients, curvature) is built on it.
 """
 
+import copy
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -111,6 +112,15 @@ class Network:
                 yield
         finally:
             self._ambient, self.autocast = nullcontext(), None
+
+    def in_double(self) -> "Network":
+        """A copy of model and loss in float64, without autocast; it may not run."""
+        model = copy.deepcopy(self.eager).double()
+        loss = self.loss.module
+        if isinstance(loss, nn.Module):
+            loss = copy.deepcopy(loss).double()
+        named = dict(model.named_parameters())
+        return Network(model, loss, self._forward, [named[name] for name in self.names])
 
     def outputs(self, batch: Batch, *, eager: bool = False) -> Tree:
         """The model's outputs for a batch, under the caller's autocast."""

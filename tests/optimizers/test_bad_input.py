@@ -108,7 +108,7 @@ def test_a_model_on_the_meta_device(part: str) -> None:
         model[2].requires_grad_(False).to("meta")
     else:
         model.register_buffer("scale", torch.ones(2, device="meta"))
-    with pytest.raises(ValueError, match="`model` has tensors on the meta device.*to_empty"):
+    with pytest.raises(ValueError, match=r"`model` has tensors on the meta device.*to_empty"):
         KSD(model, nn.MSELoss())
 
 
