@@ -173,6 +173,21 @@ def test_under_autocast_products_have_some_digits(kind: CurvatureKind) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the model has no second derivative")
+@pytest.mark.filterwarnings("ignore:.*mkldnn_matmul failed:UserWarning")
+@pytest.mark.parametrize("bfloat16", [False, True])
+@pytest.mark.parametrize("activation", [nn.Sigmoid, nn.ReLU, nn.Tanh])
+def test_deep_models_are_taken_though_gradients_vanish(activation: Any, bfloat16: bool) -> None:
+    torch.manual_seed(0)
+    hidden = [part for _ in range(12) for part in (nn.Linear(30, 30), activation())]
+    model = nn.Sequential(*hidden, Applied(BackwardOnlyTanh), nn.Linear(30, 4))
+    data = torch.randn(20, 30), torch.randint(0, 4, (20,))
+    for kind in KINDS:
+        objective = Objective(model, nn.CrossEntropyLoss())
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16), objective.network.algebra():
+            Curvature(kind).at(objective, data)
+
+
+@pytest.mark.filterwarnings("ignore:the model has no second derivative")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NETS)
 def test_training_goes_as_with_all_derivatives(name: str, kind: CurvatureKind) -> None:

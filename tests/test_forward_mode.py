@@ -225,7 +225,8 @@ def test_hessian_through_a_layer_norm_is_not_believed() -> None:
     # differentiated once more, and the result is not a Hessian.
     problem = make("layernorm", "cross-entropy")
     matrix = dense.hessian(problem)
-    setattr(problem.model, "2", nn.Sequential(Activation(OnceIdentity), problem.model[2]))
+    own = problem.model.get_submodule("2")
+    setattr(problem.model, "2", nn.Sequential(Activation(OnceIdentity), own))
     objective = Objective(problem.model, problem.loss)
     v = numbers(len(matrix))
     with pytest.warns(UserWarning, match=rf"{FALLS_BACK}.*not symmetric.*central differences"):

@@ -76,7 +76,7 @@ def check_along(
     outputs: Sequence[Tensor],
     leaves: Sequence[Tensor],
     along: Callable[[Pieces], Sequence[Tensor]],
-    epsilon: float,
+    faint: float,
     tolerance: float,
 ) -> None:
     """Raise unless uᵀ(Jv) = (Jᵀu)ᵀv with Jv by another way than a backward pass.
@@ -85,7 +85,7 @@ def check_along(
         outputs: in the graph of the leaves.
         leaves: the parameters. The v for them is that of `check_double_backward`.
         along: v → Jv, for all of the outputs.
-        epsilon: of the arithmetic.
+        faint: the part of the largest squared gradient at which a leaf begins to fade out.
         tolerance: relative.
 
     Raises:
@@ -103,7 +103,7 @@ def check_along(
         retain_graph=True,
         allow_unused=True,
     )
-    directions, expected = _one_from_each(images, epsilon)
+    directions, expected = _one_from_each(images, faint)
     tangents = along(
         [torch.zeros_like(p) if v is None else v for v, p in zip(directions, leaves, strict=True)]
     )
@@ -200,11 +200,11 @@ def _named(outputs: Sequence[Tensor]) -> str:
 
 
 def _one_from_each(
-    images: Sequence[Tensor | None], epsilon: float
+    images: Sequence[Tensor | None], faint: float
 ) -> tuple[list[Tensor | None], float]:
     """v for which (Jᵀu)ᵀv has a summand of 1 from each leaf, and the sum; see above."""
     squares = [0.0 if image is None else _dot([image], [image]) for image in images]
-    floor = epsilon * max(squares, default=0.0)
+    floor = faint * max(squares, default=0.0)
     directions = [
         None if image is None or square == 0 else image.detach() / (square + floor)
         for image, square in zip(images, squares, strict=True)
