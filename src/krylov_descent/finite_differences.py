@@ -95,7 +95,7 @@ def losses_along(network: Network, batch: Batch, step: float) -> Along:
 
 
 def gauss_newton(network: Network, batch: Batch, step: float) -> BatchProduct:
-    """v → Σ JᵀH_E Jv over the batch; about 1.7 gradients a product."""
+    """v → Σ JᵀH_E Jv over the batch; about two gradients a product."""
 
     def outputs() -> tuple[list[Tensor], OutputHessian]:
         found = network.outputs(batch, eager=True)
@@ -105,7 +105,7 @@ def gauss_newton(network: Network, batch: Batch, step: float) -> BatchProduct:
 
 
 def fisher(network: Network, batch: Batch, step: float) -> BatchProduct:
-    """v → Σ gᵢgᵢᵀv over the batch; about 1.7 gradients a product."""
+    """v → Σ gᵢgᵢᵀv over the batch; about two gradients a product."""
 
     def losses() -> tuple[list[Tensor], OutputHessian]:
         return [network.sample_losses(batch, eager=True)], lambda tangents: tangents
@@ -114,7 +114,7 @@ def fisher(network: Network, batch: Batch, step: float) -> BatchProduct:
 
 
 def hessian(network: Network, batch: Batch, step: float) -> BatchProduct:
-    """v → Σ ∂²nᵢ v over the batch; two gradients a product."""
+    """v → Σ ∂²nᵢ v over the batch; about two gradients a product."""
 
     def gradient(values: list[Tensor]) -> list[Tensor]:
         losses = _at(network, values, lambda: network.sample_losses(batch, eager=True))
