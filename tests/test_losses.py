@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from krylov_descent import KSD
 from krylov_descent.losses import (
     CLASSWISE,
     ELEMENTWISE,
@@ -279,11 +280,34 @@ def test_outputs_without_a_batch_dimension_are_refused() -> None:
         SampleLoss(nn.MSELoss()).per_sample(normal(C, N), normal(C, N), N)
 
 
-@pytest.mark.parametrize("kind", [nn.BCELoss, nn.BCEWithLogitsLoss])
-def test_a_weight_per_sample_is_refused(kind: type[nn.BCELoss]) -> None:
-    loss = SampleLoss(kind(uniform(N, C)))
-    with pytest.raises(LossContractError, match=rf"`loss`: {kind.__name__} has a `weight` per sam"):
-        loss.per_sample(uniform(N, C), uniform(N, C), N)
+@pytest.mark.parametrize(
+    ("loss", "argument"),
+    [
+        (nn.BCELoss(uniform(N, C)), "weight"),
+        (nn.BCEWithLogitsLoss(uniform(N, C)), "weight"),
+        (nn.BCEWithLogitsLoss(uniform(N, 1)), "weight"),
+        (nn.BCEWithLogitsLoss(pos_weight=uniform(N, C)), "pos_weight"),
+    ],
+)
+@pytest.mark.parametrize("samples", [N, N - 1], ids=["all samples", "a part of them"])
+def test_a_weight_per_sample_is_refused(loss: nn.Module, argument: str, samples: int) -> None:
+    message = rf"`loss`: {type(loss).__name__} has a `{argument}` per sample"
+    with pytest.raises(LossContractError, match=message):
+        SampleLoss(loss).per_sample(uniform(samples, C), uniform(samples, C), samples)
+
+
+def test_a_weight_per_sample_is_refused_by_a_step() -> None:
+    optimizer = KSD(nn.Linear(3, 2), nn.BCEWithLogitsLoss(torch.rand(20, 2)))
+    with pytest.raises(LossContractError, match="has a `weight` per sample"):
+        optimizer.step((torch.rand(20, 3), torch.rand(20, 2)))
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.BCEWithLogitsLoss(uniform(C)), nn.BCEWithLogitsLoss(pos_weight=uniform(C))]
+)
+def test_a_weight_per_output_is_torchs_own(loss: nn.Module) -> None:
+    outputs, targets = normal(N, C), uniform(N, C)
+    torch.testing.assert_close(_mean(SampleLoss(loss), outputs, targets), loss(outputs, targets))
 
 
 # Curvature in the outputs -------------------------------------------------------------------------

@@ -217,9 +217,9 @@ def test_mixed_dtypes_are_refused() -> None:
 
 
 def test_mixed_devices_are_refused() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    here, elsewhere = torch.ones(2), torch.ones(2, device="meta")
     with pytest.raises(ValueError, match=r"parameters must share one device.*cpu, meta.*model\.to"):
-        _of_model(model)
+        _flat(here, elsewhere)
 
 
 def test_the_same_tensor_twice_is_refused() -> None:

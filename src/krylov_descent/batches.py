@@ -100,6 +100,11 @@ class Batch:
         tensors = tensors_in(inputs) + tensors_in(targets)
         if not tensors:
             raise ValueError("the batch holds no tensor: inputs and targets are both empty")
+        if any(tensor.is_meta for tensor in tensors):
+            raise ValueError(
+                "inputs or targets are on the meta device, which holds no numbers: give tensors "
+                "with numbers, made outside of torch.device('meta')"
+            )
         if any(tensor.dim() == 0 for tensor in tensors):
             raise ValueError(
                 "inputs and targets need a batch dimension: dimension 0 of every tensor counts "

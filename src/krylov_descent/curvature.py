@@ -10,7 +10,8 @@ J is applied without ever being formed. Jᵀu is a backward pass, linear in u; i
 backward pass, towards u, is Jv. The graph of Jᵀu is built once per step, so a product costs
 two backward passes and no forward pass: about 4/3 of a gradient, less where the first layer
 needs no input gradient. Where an operation has no second derivative the products go through
-forward-mode differentiation instead, a fresh forward pass each.
+forward-mode differentiation instead, a fresh forward pass each, and where it has no forward
+derivative either, through central differences of first derivatives (`finite_differences`).
 """
 
 import warnings
@@ -21,26 +22,44 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from krylov_descent import double_backward, forward_mode
-from krylov_descent.aliased import Aliased
-from krylov_descent.batches import Batch, Stream, Tree, as_samples, map_tensors
+from krylov_descent import double_backward, finite_differences, forward_mode
+from krylov_descent.batches import Batch, Stream, as_samples
 from krylov_descent.cuda_graphs import RecordedProduct
-from krylov_descent.derivative_checks import check_double_backward, check_symmetric
-from krylov_descent.double_backward import floating, losses_of, outputs_of
 from krylov_descent.forward_mode import BatchProduct
-from krylov_descent.lean_functions import LeanFunctions
 from krylov_descent.messages import first_line, is_out_of_memory
 from krylov_descent.network import Network
 from krylov_descent.objective import Objective
 from krylov_descent.probes import PROBE_SAMPLES, Findings, kept_bytes
+from krylov_descent.route_checks import (
+    CurvatureError,
+    check_by_differences,
+    check_by_double_backward,
+    check_by_forward_mode,
+)
+
+__all__ = ["Curvature", "CurvatureError", "CurvatureKind", "CurvatureProduct", "Product"]
 
 CurvatureKind = Literal["gauss-newton", "hessian", "fisher"]
-Linearize = Callable[[Network, Batch], BatchProduct]
 Product = Callable[[Tensor], Tensor]
 
-
-class CurvatureError(RuntimeError):
-    """No route of differentiation gives this curvature for this model."""
+# In the order in which they are tried.
+ROUTES = (
+    "double backward",
+    "forward-mode differentiation",
+    "central differences of first derivatives",
+)
+DIFFERENCES = 2
+_DERIVATIVES = {
+    "gauss-newton": (double_backward.gauss_newton, forward_mode.gauss_newton),
+    "hessian": (double_backward.hessian, forward_mode.hessian),
+    "fisher": (double_backward.fisher, forward_mode.fisher),
+}
+_DIFFERENCES = {
+    "gauss-newton": finite_differences.gauss_newton,
+    "hessian": finite_differences.hessian,
+    "fisher": finite_differences.fisher,
+}
+_CHECKS = (check_by_double_backward, check_by_forward_mode, check_by_differences)
 
 
 class Curvature:
@@ -57,9 +76,9 @@ class Curvature:
                 f"found {kind!r}"
             )
         self.kind: CurvatureKind = kind
-        self._by_graph, self._by_forward_mode = _ROUTES[kind]
-        self._linearize: Linearize = self._by_graph
-        self._measured: tuple[Findings, float] | None = None
+        self._route = 0
+        self._findings: Findings | None = None  # of the model that the route was checked for
+        self._bytes_per_sample, self._step = 1.0, 0.0
 
     def at(self, objective: Objective, data: Any) -> "CurvatureProduct":
         """The product over the data at the parameters as they are now."""
@@ -68,66 +87,82 @@ class Curvature:
     @property
     def keeps_graphs(self) -> bool:
         """Whether a linearisation can be kept and used again for further products."""
-        return self._linearize is self._by_graph
+        return self._route == 0
 
     def linearize(self, network: Network, batch: Batch) -> BatchProduct:
         """Prepare v → Hv, summed over one batch."""
-        return self._linearize(network, batch)
+        if self._route < DIFFERENCES:
+            return _DERIVATIVES[self.kind][self._route](network, batch)
+        return _DIFFERENCES[self.kind](network, batch, self._step)
 
-    def fall_back(self, problem: RuntimeError) -> None:
-        """Take the next route, and say so once."""
-        if not self.keeps_graphs:
-            raise CurvatureError(
-                f"curvature {self.kind!r} is not available for this model, neither by double "
-                f"backward nor by forward-mode differentiation: {first_line(problem)}"
-            ) from problem
-        self._linearize, self._measured = self._by_forward_mode, None
-        warnings.warn(
-            f"the model has no second derivative by double backward ({first_line(problem)}); "
-            "curvature products use forward-mode differentiation, which costs about twice as much",
-            stacklevel=2,
+    def fall_back(self, problem: RuntimeError, objective: Objective, batch: Batch) -> None:
+        """Take the next route that works for a few samples of the batch, and say so once.
+
+        Raises:
+            CurvatureError: there is none.
+        """
+        self._findings = None
+        problems = [f"by {ROUTES[self._route]} ({first_line(problem)})"]
+        while self._route < DIFFERENCES:
+            self._route += 1
+            try:
+                self._check(objective, batch)
+            except CurvatureError:
+                raise
+            except RuntimeError as another:
+                if is_out_of_memory(another):
+                    raise
+                problem = another
+                problems.append(f"by {ROUTES[self._route]} ({first_line(problem)})")
+                continue
+            warnings.warn(
+                f"the model has no second derivative {', nor '.join(problems)}; curvature products "
+                f"use {self._described()}",
+                stacklevel=2,
+            )
+            return
+        raise CurvatureError(
+            f"curvature {self.kind!r} is not available for this model, not "
+            f"{', nor '.join(problems)}: LBFGS and NonlinearCG do without it"
+        ) from problem
+
+    def _described(self) -> str:
+        if self._route < DIFFERENCES:
+            return f"{ROUTES[self._route]}, which costs about twice as much"
+        return (
+            f"{ROUTES[self._route]}, which cost about two gradients each and are exact to about "
+            f"{self._step**2:.0e} where model and loss are smooth"
         )
 
-    def bytes_per_sample(self, objective: Objective, batch: Batch) -> float:
-        """What a kept linearisation takes per sample; checked and measured on a few of them."""
-        if self._measured is None or self._measured[0] is not objective.findings:
-            few = batch.spread(PROBE_SAMPLES)
-            self._check(objective.network, few, objective.findings.derivative_epsilon)
+    @property
+    def bytes_per_sample(self) -> float:
+        """What a kept linearisation takes per sample, as the check found."""
+        return self._bytes_per_sample
+
+    def check(self, objective: Objective, batch: Batch) -> None:
+        """See whether the route gives the whole curvature, on a few samples, once for a model.
+
+        Raises:
+            RuntimeError: it does not.
+        """
+        if self._findings is not objective.findings:
+            self._check(objective, batch)
+
+    def _check(self, objective: Objective, batch: Batch) -> None:
+        network, findings = objective.network, objective.findings
+        few = batch.spread(PROBE_SAMPLES)
+        self._step = finite_differences.relative_step(findings.epsilon)
+        _CHECKS[self._route](self.kind, self.linearize, network, few, findings)
+        if self.keeps_graphs:
             half = few.rows(0, max(1, few.size // 2))
             sizes = [
-                kept_bytes(
-                    partial(self.linearize, objective.network, piece), objective.parameters.tensors
-                )
+                kept_bytes(partial(self.linearize, network, piece), network.parameters.tensors)
                 for piece in (few, half)
             ]
             growth = (sizes[0] - sizes[1]) / max(1, few.size - half.size)
             per_sample = growth if few.size > half.size else float(sizes[0])
-            self._measured = (objective.findings, max(1.0, per_sample))
-        return self._measured[1]
-
-    def _check(self, network: Network, few: Batch, epsilon: float) -> None:
-        """Raise where the route leaves out a part of the curvature without an error."""
-        parameters = network.parameters.tensors
-        if self.kind == "hessian":
-            # Also by double backward: that of torch's weight_norm of a convolution is wrong.
-            check_symmetric(self.linearize(network, few), parameters, epsilon)
-        if not self.keeps_graphs:
-            # Forward mode swaps parameters, as aliases do.
-            aliased = Aliased(network)
-            by_outputs = self.kind == "gauss-newton"
-            found = outputs_of(aliased, few) if by_outputs else losses_of(aliased, few)
-            aliased.check_leaves(floating(found))
-            return
-        if self.kind == "gauss-newton":
-            with LeanFunctions():
-                outputs = outputs_of(network, few)
-            _check_loss(network, outputs, few, epsilon)
-            _warn_of_linear_loss(network, outputs, few)
-            check_double_backward(floating(outputs), parameters, epsilon)
-        else:
-            with LeanFunctions():
-                losses = losses_of(network, few)
-            check_double_backward([losses], parameters, epsilon)
+            self._bytes_per_sample = max(1.0, per_sample)
+        self._findings = findings
 
 
 def _held(objective: Objective, data: Any) -> list[Batch]:
@@ -219,12 +254,12 @@ class CurvatureProduct:
     def _fall_back(self, problem: RuntimeError, batch: Batch) -> None:
         with self.objective.value_mode():  # what fails here, too, is no matter of derivatives
             self.objective.network.sample_losses(batch.rows(0, 1))
-        self._curvature.fall_back(problem)
+        self._curvature.fall_back(problem, self.objective, batch)
 
     def _own_product(self, vector: Tensor) -> Tensor:
         try:
             return self._sum(vector)
-        except (RuntimeError, NotImplementedError) as problem:
+        except RuntimeError as problem:
             if is_out_of_memory(problem):
                 raise
             self._fall_back(problem, self._batches[0])
@@ -272,56 +307,17 @@ class CurvatureProduct:
         """Micro-batches whose graphs fit the memory, and whether all of them fit at once."""
         objective, curvature = self.objective, self._curvature
         try:
-            per_sample = curvature.bytes_per_sample(objective, batches[0])
+            curvature.check(objective, batches[0])
         except CurvatureError:
             raise
-        except (RuntimeError, NotImplementedError) as problem:
+        except RuntimeError as problem:
             if is_out_of_memory(problem):
                 raise
             self._fall_back(problem, batches[0])
-            return self._fit(batches, samples)
         if not curvature.keeps_graphs:
             return batches, False
+        per_sample = curvature.bytes_per_sample
         if samples * per_sample <= objective.activation_memory:
             return batches, True
         size = max(1, int(objective.activation_memory / per_sample))
         return [piece for batch in batches for piece in batch.split(size)], False
-
-
-def _check_loss(network: Network, outputs: Tree, few: Batch, epsilon: float) -> None:
-    """H_E is taken by double backward on both routes, where it has no closed form."""
-    apart = map_tensors(lambda z: z.detach().requires_grad_(z.is_floating_point()), outputs)
-    try:
-        losses = network.losses_of(apart, few, eager=True)
-        check_double_backward([losses], floating(apart), epsilon)
-    except RuntimeError as problem:
-        if is_out_of_memory(problem):
-            raise
-        raise CurvatureError(
-            f"the loss has no second derivative in the outputs ({first_line(problem)}): write it "
-            "with operations that can be differentiated twice, or use curvature='fisher'"
-        ) from problem
-
-
-def _warn_of_linear_loss(network: Network, outputs: Tree, few: Batch) -> None:
-    """JᵀH_E J of a loss that is linear in the outputs is zero, and so no help at all."""
-    # Along no special direction: a softmax has no curvature along (1, …, 1).
-    directions = [
-        torch.arange(z.numel(), device=z.device).cos().to(z.dtype).reshape(z.shape)
-        for z in floating(outputs)
-    ]
-    curved = network.output_hessian(outputs, few)(directions)
-    if not any(bool(z.any()) for z in curved):
-        warnings.warn(
-            "the loss is linear in the model's outputs, as NLLLoss is in log-probabilities, so "
-            "the Gauss-Newton matrix is zero and steps follow the gradient alone: use "
-            "CrossEntropyLoss on the logits, or curvature='hessian' or 'fisher'",
-            stacklevel=2,
-        )
-
-
-_ROUTES: dict[str, tuple[Linearize, Linearize]] = {
-    "gauss-newton": (double_backward.gauss_newton, forward_mode.gauss_newton),
-    "hessian": (double_backward.hessian, forward_mode.hessian),
-    "fisher": (double_backward.fisher, forward_mode.fisher),
-}

@@ -1,7 +1,9 @@
-"""Are second derivatives the whole of it? Some operations leave a part out and raise no error.
+"""Are derivatives the whole of it? Some operations leave a part out and raise no error.
 
 - An operation whose backward pass cannot be differentiated (marked `once_differentiable`, or done
   in NumPy): from Jv by double backward the paths through it are missing.
+- An operation whose backward pass can be differentiated along the incoming gradient, but has taken
+  what the forward pass saved out of the graph: Jv is whole, and a part of a Hessian is missing.
 - An operation whose forward derivative takes as constant what is not (torch's layer_norm does so
   with mean and variance): in the gradient of a forward derivative a part is missing.
 
@@ -10,12 +12,25 @@ to √ε of the arithmetic, which is far from its rounding and from what a missi
 """
 
 import math
+import operator
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 Pieces = list[Tensor]
+# A direction → the product with it, or the derivative along it.
+Product = Callable[[Pieces], Sequence[Tensor | None]]
+
+# A difference of gradients may be off by so many times what those of two step sizes differ by.
+DIFFERENCE_ERRORS = 4
+# Relative to the leaves, and of one step to the next.
+LONGEST_STEP, STEP_RATIO = 1e-3, 8
+# Random directions in which a product and a difference are compared.
+DIRECTIONS = 3
 
 
 def check_double_backward(
@@ -36,49 +51,177 @@ def check_double_backward(
     images: tuple[Tensor | None, ...] = torch.autograd.grad(
         active, leaves, u, create_graph=True, allow_unused=True
     )
-    reached = [image for image in images if image is not None and bool(image.any())]
-    squares = [_dot([image], [image]) for image in reached]
-    floor = epsilon * max(squares, default=0.0)
+    directions, expected = _one_from_each(images, epsilon)
     attached = [
-        (image, square)
-        for image, square in zip(reached, squares, strict=True)
-        if image.requires_grad
+        (image, direction)
+        for image, direction in zip(images, directions, strict=True)
+        if image is not None and image.requires_grad and direction is not None
     ]
     tangents = torch.autograd.grad(
         [image for image, _ in attached],
         u,
-        # In float64: in float32 the square of a small gradient is zero, of a large one infinite.
-        [(image.detach().double() / (square + floor)).to(image) for image, square in attached],
+        [direction for _, direction in attached],
         allow_unused=True,
         materialize_grads=True,
     )
-    expected = sum(square / (square + floor) for square in squares)
     # NaN passes: it is for the step to report.
     if abs(_dot(u, tangents) - expected) > math.sqrt(epsilon):
         raise RuntimeError(
             "the backward pass of an operation cannot itself be differentiated, because it is "
-            "marked once_differentiable or leaves the graph"
+            f"marked once_differentiable or leaves the graph{_named(outputs)}"
         )
 
 
-def check_symmetric(
-    product: Callable[[Pieces], Sequence[Tensor | None]], leaves: Sequence[Tensor], epsilon: float
+def check_along(
+    outputs: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    along: Callable[[Pieces], Sequence[Tensor]],
+    faint: float,
+    tolerance: float,
 ) -> None:
+    """Raise unless uᵀ(Jv) = (Jᵀu)ᵀv with Jv by another way than a backward pass.
+
+    Args:
+        outputs: in the graph of the leaves.
+        leaves: the parameters. The v for them is that of `check_double_backward`.
+        along: v → Jv, for all of the outputs.
+        faint: the part of the largest squared gradient at which a leaf begins to fade out.
+        tolerance: relative.
+
+    Raises:
+        RuntimeError: the backward pass is not what belongs to this Jv.
+    """
+    u = [
+        a if z.requires_grad else torch.zeros_like(a)
+        for a, z in zip(_random_like(outputs), outputs, strict=True)
+    ]
+    active = [i for i, z in enumerate(outputs) if z.requires_grad]
+    images = torch.autograd.grad(
+        [outputs[i] for i in active],
+        leaves,
+        [u[i] for i in active],
+        retain_graph=True,
+        allow_unused=True,
+    )
+    directions, expected = _one_from_each(images, faint)
+    tangents = along(
+        [torch.zeros_like(p) if v is None else v for v, p in zip(directions, leaves, strict=True)]
+    )
+    if abs(_dot(u, tangents) - expected) > tolerance * expected:
+        raise RuntimeError(
+            "the backward pass is not the derivative of the forward pass, as with detach(), a "
+            f"straight-through estimator or an operation with a wrong derivative{_named(outputs)}"
+        )
+
+
+def check_symmetric(product: Product, leaves: Sequence[Tensor], epsilon: float) -> None:
     """Raise unless uᵀHv = vᵀHu for random vectors, as it is for a Hessian.
 
     Raises:
         RuntimeError: H is not symmetric, so a part of it is missing.
     """
     u, v = _random_like(leaves), _random_like(leaves, seed=1)
-    Hu, Hv = (
-        [torch.zeros_like(p) if c is None else c for c, p in zip(product(w), leaves, strict=True)]
-        for w in (u, v)
-    )
+    Hu, Hv = _filled(product(u), leaves), _filled(product(v), leaves)
     size = math.sqrt(_dot(Hu, Hu)) + math.sqrt(_dot(Hv, Hv))
     if abs(_dot(u, Hv) - _dot(v, Hu)) > math.sqrt(epsilon) * size:
         raise RuntimeError(
             "the second derivative is not symmetric, so an operation leaves a part of it out"
         )
+
+
+def check_differences(
+    product: Product,
+    difference: Callable[[Pieces, float], Sequence[Tensor]],
+    leaves: Sequence[Tensor],
+    epsilon: float,
+    operations: Sequence[str],
+) -> None:
+    """Raise where Hv is far from a difference of gradients along v, in every random direction.
+
+    There are differences over steps of many sizes: a long one may have a kink between its ends, of
+    which H knows nothing, and a short one is nothing but rounding. Those of two neighbours that are
+    closest to each other are believed, and off by what they differ by.
+
+    Args:
+        product: v → Hv.
+        difference: v and the size of a step, relative to the leaves → Hv.
+        leaves: what H is for.
+        epsilon: of the arithmetic.
+        operations: to name in the error.
+
+    Raises:
+        RuntimeError: a part of H is missing.
+    """
+    steps = [max(LONGEST_STEP, epsilon ** (1 / 3))]
+    while steps[-1] > math.sqrt(epsilon):
+        steps.append(steps[-1] / STEP_RATIO)
+    for seed in range(DIRECTIONS):
+        v = _random_like(leaves, seed=seed)
+        Hv, found = _filled(product(v), leaves), [difference(v, step) for step in steps]
+        error, far, near = min(
+            ((_distance(far, near), far, near) for far, near in pairwise(found)),
+            key=operator.itemgetter(0),
+        )
+        apart = min(_distance(Hv, far), _distance(Hv, near))
+        # NaN agrees: it is for the step to report.
+        if not apart > DIFFERENCE_ERRORS * error + math.sqrt(epsilon) * math.sqrt(_dot(far, far)):
+            return
+    raise RuntimeError(
+        "the second derivative is not that of the gradient: the backward pass of an operation "
+        f"leaves the graph ({', '.join(operations)})"
+    )
+
+
+def foreign_operations(outputs: Sequence[Tensor]) -> list[str]:
+    """The operations in the graph of the outputs that are neither torch's nor the library's own."""
+    found: set[str] = set()
+    seen: set[Any] = set()
+    nodes: list[Any] = [z.grad_fn for z in outputs if z.grad_fn is not None]
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction):
+            backward: Any = type(node)
+            function = backward._forward_cls
+            if not function.__module__.startswith("krylov_descent."):
+                found.add(function.__name__)
+        elif "CppNode" in node.name():  # an extension in C++
+            found.add(node.name())
+        nodes += [following for following, _ in node.next_functions if following is not None]
+    return sorted(found)
+
+
+def _named(outputs: Sequence[Tensor]) -> str:
+    """A hint at which operation it may be; empty where all of them are torch's own."""
+    names = foreign_operations(outputs)
+    return f" ({', '.join(names)})" if names else ""
+
+
+def _one_from_each(
+    images: Sequence[Tensor | None], faint: float
+) -> tuple[list[Tensor | None], float]:
+    """v for which (Jᵀu)ᵀv has a summand of 1 from each leaf, and the sum; see above."""
+    squares = [0.0 if image is None else _dot([image], [image]) for image in images]
+    floor = faint * max(squares, default=0.0)
+    # In float64: in float32 the square of a small gradient is zero, of a large one infinite.
+    directions = [
+        None
+        if image is None or square == 0
+        else (image.detach().double() / (square + floor)).to(image)
+        for image, square in zip(images, squares, strict=True)
+    ]
+    return directions, sum(square / (square + floor) for square in squares if square)
+
+
+def _filled(found: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> Pieces:
+    return [torch.zeros_like(p) if c is None else c for c, p in zip(found, leaves, strict=True)]
+
+
+def _distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    apart = [a.double() - b.double() for a, b in zip(first, second, strict=True)]
+    return math.sqrt(_dot(apart, apart))
 
 
 def _random_like(tensors: Sequence[Tensor], seed: int = 0) -> Pieces:

@@ -5,7 +5,7 @@ Jᵀw by `torch.func.vjp`, and for the Hessian the gradient of the forward deriv
 derivative of the gradient would differentiate the backward pass, which is what cannot be done).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,10 +18,13 @@ from krylov_descent.network import Network
 Values = tuple[Tensor, ...]
 # Pieces shaped like the parameters → the same, summed over the samples of one batch.
 BatchProduct = Callable[[list[Tensor]], list[Tensor | None]]
+Function = Callable[[Values], Values]
+# Pieces shaped like the parameters → the derivative along them of what depends on the parameters.
+Along = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
-def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
-    """v → Σ JᵀH_E Jv over the batch; about 2.3 gradients a product."""
+def outputs_of(network: Network, batch: Batch) -> Function:
+    """The outputs that can have a derivative, as a function of the parameters' values."""
 
     def outputs(values: Values) -> Values:
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward derivative
@@ -30,18 +33,34 @@ def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
             )
         return tuple(z for z in tensors_in(found) if z.is_floating_point())
 
+    return outputs
+
+
+def losses_of(network: Network, batch: Batch) -> Function:
+    """The losses of the samples, as a function of the parameters' values."""
+    return lambda values: (_losses(network, batch, values),)
+
+
+def along(network: Network, function: Function) -> Along:
+    """v → Jv, for J the derivative of a function of the parameters' values."""
+
+    def tangents(pieces: Sequence[Tensor]) -> list[Tensor]:
+        found: Values = torch.func.jvp(function, (_values(network),), (tuple(pieces),))[1]
+        return list(found)
+
+    return tangents
+
+
+def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
+    """v → Σ JᵀH_E Jv over the batch; about 2.3 gradients a product."""
     with torch.no_grad():
         middle = network.output_hessian(network.outputs(batch, eager=True), batch)
-    return _around(network, outputs, middle)
+    return _around(network, outputs_of(network, batch), middle)
 
 
 def fisher(network: Network, batch: Batch) -> BatchProduct:
     """v → Σ gᵢgᵢᵀv over the batch."""
-
-    def losses(values: Values) -> Values:
-        return (_losses(network, batch, values),)
-
-    return _around(network, losses, lambda tangents: tangents)
+    return _around(network, losses_of(network, batch), lambda tangents: tangents)
 
 
 def hessian(network: Network, batch: Batch) -> BatchProduct:
@@ -60,14 +79,13 @@ def hessian(network: Network, batch: Batch) -> BatchProduct:
     return product
 
 
-def _around(
-    network: Network, outputs: Callable[[Values], Values], middle: OutputHessian
-) -> BatchProduct:
+def _around(network: Network, outputs: Function, middle: OutputHessian) -> BatchProduct:
+    tangents = along(network, outputs)
+
     def product(pieces: list[Tensor]) -> list[Tensor | None]:
-        values = _values(network)
-        tangents = torch.func.jvp(outputs, (values,), (tuple(pieces),))[1]
-        transposed = torch.func.vjp(outputs, values)[1]
-        (result,) = transposed(tuple(middle(list(tangents))))
+        curved = middle(tangents(pieces))
+        transposed = torch.func.vjp(outputs, _values(network))[1]
+        (result,) = transposed(tuple(curved))
         return list(result)
 
     return product

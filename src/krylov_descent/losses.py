@@ -108,8 +108,8 @@ class SampleLoss:
             found = sample_cross_entropy(outputs, targets, averaged=averaged)
             if found is not None:
                 return found
+        self._check_weight(outputs)
         elements: Tensor = self._elements(outputs, targets)
-        self._check_weight(elements)
         if elements.dim() == 0 or elements.shape[0] != size:
             raise LossContractError(
                 f"`loss`: {type(self.module).__name__} gave shape {tuple(elements.shape)} for "
@@ -203,19 +203,18 @@ class SampleLoss:
                 f"{tuple(targets.shape)}: give both the same shape"
             )
 
-    def _check_weight(self, elements: Tensor) -> None:
-        weight = getattr(self.module, "weight", None)
-        if (
-            type(self.module) in (nn.BCELoss, nn.BCEWithLogitsLoss)
-            and weight is not None
-            and weight.dim() == elements.dim()
-            and weight.shape[0] != 1
-        ):
-            raise LossContractError(
-                f"`loss`: {type(self.module).__name__} has a `weight` per sample, which has no "
-                "meaning for subsets of the data: put the weights into the targets and use a "
-                "function that returns one number per sample"
-            )
+    def _check_weight(self, outputs: Tree) -> None:
+        """Before the loss is called: torch has a shape error of its own on parts of the data."""
+        if type(self.module) not in (nn.BCELoss, nn.BCEWithLogitsLoss):
+            return
+        for name in ("weight", "pos_weight"):
+            weight: Tensor | None = getattr(self.module, name, None)
+            if weight is not None and weight.dim() == outputs.dim() and weight.shape[0] != 1:
+                raise LossContractError(
+                    f"`loss`: {type(self.module).__name__} has a `{name}` per sample, which has "
+                    "no meaning for subsets of the data: put the weights into the targets and use "
+                    "a function that returns one number per sample"
+                )
 
     def _closed_output_hessian(self, outputs: Tree, targets: Tree) -> OutputHessian | None:
         loss = self.module

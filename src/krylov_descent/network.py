@@ -5,6 +5,7 @@ walks over no data and sums nothing: that is `objective`'s work. Everything that
 inside a batch (the probes, per-sample gradients, curvature) is built on it.
 """
 
+import copy
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -55,6 +56,7 @@ class Network:
         self.model = without_ddp(model)
         self.eager = without_any(model)
         self._ddp = ddp_in(self.model)
+        _check_numbers(self.eager)
         self.loss = SampleLoss(loss)
         if forward is not None and not callable(forward):
             raise TypeError(
@@ -126,6 +128,15 @@ class Network:
                 yield
         finally:
             self._ambient, self.autocast = nullcontext(), None
+
+    def in_double(self) -> "Network":
+        """A copy of model and loss in float64, without autocast; it may not run."""
+        model = copy.deepcopy(self.eager).double()
+        loss = self.loss.module
+        if isinstance(loss, nn.Module):
+            loss = copy.deepcopy(loss).double()
+        named = dict(model.named_parameters())
+        return Network(model, loss, self._forward, [named[name] for name in self.names])
 
     def outputs(self, batch: Batch, *, eager: bool = False) -> Tree:
         """The model's outputs for a batch, under the caller's autocast."""
@@ -246,6 +257,18 @@ def _holds(model: nn.Module, tensors: Sequence[Tensor]) -> bool:
     """Whether all of them are parameters of the model, none of a layer that was replaced."""
     held = {id(p) for module in modules_in(model) for p in module._parameters.values()}
     return held.issuperset(map(id, tensors))
+
+
+def _check_numbers(model: nn.Module) -> None:
+    """Refuse parameters and buffers on the meta device, frozen ones, too."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    missing = [name for name, tensor in tensors if tensor.is_meta]
+    if missing:
+        raise ValueError(
+            "`model` has tensors on the meta device, which holds no numbers "
+            f"({', '.join(missing[:3])}): materialise it first, with model.to_empty(device=...), "
+            "and load or initialise its weights"
+        )
 
 
 class _Holder(nn.Module):

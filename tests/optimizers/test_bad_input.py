@@ -92,12 +92,30 @@ def test_parameters_of_another_kind_of_number(dtype: torch.dtype) -> None:
         KSD(network().to(dtype), nn.MSELoss())
 
 
-def test_parameters_of_mixed_dtype_or_device() -> None:
-    for attribute, mixed in (("dtype", torch.float64), ("device", "meta")):
-        model = network()
-        model[2].to(mixed)
-        with pytest.raises(ValueError, match=f"must share one {attribute}, found .*model.to"):
-            KSD(model, nn.MSELoss())
+def test_parameters_of_mixed_dtype() -> None:
+    model = network()
+    model[2].double()
+    with pytest.raises(ValueError, match=r"must share one dtype, found .*model.to"):
+        KSD(model, nn.MSELoss())
+
+
+@pytest.mark.parametrize("part", ["all of it", "a frozen layer", "a buffer"])
+def test_a_model_on_the_meta_device(part: str) -> None:
+    model = network()
+    if part == "all of it":
+        model.to("meta")
+    elif part == "a frozen layer":
+        model[2].requires_grad_(False).to("meta")
+    else:
+        model.register_buffer("scale", torch.ones(2, device="meta"))
+    with pytest.raises(ValueError, match=r"`model` has tensors on the meta device.*to_empty"):
+        KSD(model, nn.MSELoss())
+
+
+def test_data_on_the_meta_device() -> None:
+    x, y = samples()
+    for data in ((x.to("meta"), y), (x, y.to("meta")), [(x, y), (x, y.to("meta"))]):
+        rejects(data, ValueError, "on the meta device")
 
 
 def test_a_tensor_given_twice() -> None:
