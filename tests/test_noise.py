@@ -2,12 +2,13 @@
 
 import copy
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.noise import noise_of_sum
+from krylov_descent.noise import noise_of_sum, noise_steps, settled_noise
 
 SAMPLES = 1000
 
@@ -117,3 +118,55 @@ def test_bad_input_is_named() -> None:
         noise_of_sum(good.float())
     with pytest.raises(ValueError, match=r"\[points, samples\]"):
         noise_of_sum(good[:, 0])
+
+
+def along(function: Callable[[Tensor], Tensor], rounding: float) -> Callable[[float], float]:
+    """The noise of a function of one variable around 0, with rounding like that of float32."""
+    generator = torch.Generator().manual_seed(3)
+
+    def measure(part: float) -> float:
+        points = part * torch.tensor(noise_steps(2.0**-23), dtype=torch.float64)
+        values = function(points)[:, None].expand(-1, SAMPLES).clone()
+        errors = torch.randn(values.shape, generator=generator, dtype=torch.float64)
+        return noise_of_sum(values + rounding * errors) / SAMPLES
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t: 1 + (1e4 * t) ** 3,  # a step of ten thousand times the length of others
+        lambda t: 1 + 1e3 * (t + 1e-5).abs(),  # a kink among the points
+        lambda t: torch.where(t < -1e-6, torch.inf, 1 + t),  # infinite beyond a short way
+    ],
+)
+def test_what_is_not_noise_is_measured_again_closer_in(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    rounding = 1e-7
+    measure = along(function, rounding)
+    limit = 1e-4
+    first = _or_infinite(measure, 1.0)
+    found = settled_noise(lambda part: _or_infinite(measure, part), limit)
+    assert first > 10 * limit
+    assert rounding / math.sqrt(SAMPLES) / 3 < found < limit
+
+
+def _or_infinite(measure: Callable[[float], float], part: float) -> float:
+    try:
+        return measure(part)
+    except ValueError:  # a value is not finite
+        return math.inf
+
+
+def test_noise_that_stays_is_believed_however_large() -> None:
+    """A loss that is the difference of large numbers has more noise than its size suggests."""
+    found = settled_noise(along(lambda t: 1e-3 + t, 0.5), 1e-7)
+    assert found == pytest.approx(0.5 / math.sqrt(SAMPLES), rel=0.5)
+
+
+def test_what_never_settles_says_nothing() -> None:
+    assert settled_noise(lambda part: 1e9 * part, 1e-7) == math.inf
+    assert settled_noise(lambda part: math.nan, 1e-7) == math.inf
+    assert settled_noise(lambda part: 1.0 if part == 1 else 0.0, 1e-7) == math.inf

@@ -20,9 +20,9 @@ from krylov_descent.threads import one_thread
 
 ORDER = 3  # of the differences
 NOISE_POINTS = 4
-# How much closer the points of another measurement are, by what part of itself an estimate that is
-# not rounding falls at least, and the most measurements.
-CLOSER, FALL, MOST_MEASUREMENTS = 16.0, 4.0, 5
+# How much closer the points of another measurement are, and by how much an estimate falls at least
+# that is not rounding. A kink that happens to lie beside a point may hide that once.
+CLOSER, FALL, STAYS, MOST_MEASUREMENTS = 16.0, 4.0, 2, 6
 
 
 def noise_steps(epsilon: float) -> list[float]:
@@ -52,7 +52,7 @@ def settled_noise(measure: Callable[[float], float], limit: float) -> float:
     Returns:
         The noise; infinity, which says nothing, if it neither falls below the limit nor stays.
     """
-    distance = 1.0
+    distance, stayed = 1.0, 0
     noise = measure(distance)
     for _ in range(MOST_MEASUREMENTS - 1):
         if noise <= limit:
@@ -61,9 +61,10 @@ def settled_noise(measure: Callable[[float], float], limit: float) -> float:
         closer = measure(distance)
         if closer == 0:  # the points are one and the same
             break
-        if closer > noise / FALL:
-            return closer
+        stayed = stayed + 1 if closer > noise / FALL else 0
         noise = closer
+        if stayed == STAYS:
+            return noise
     return noise if noise <= limit else math.inf
 
 
