@@ -282,22 +282,3 @@ def test_a_loss_without_second_derivative_is_refused_for_gauss_newton() -> None:
     rows = torch.func.jacrev(losses)(dense.point(problem))
     setattr(problem.model, "1", Activation(OnceTanh))
     torch.testing.assert_close(product(v), rows.T @ (rows @ v) / len(rows))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_parameter_that_is_held_outside_of_modules_is_refused(kind: CurvatureKind) -> None:
-    """No tangent reaches it, and a product would leave it out."""
-    layer = nn.Linear(3, 2).double()
-    held = [layer.weight]
-
-    def forward(model: nn.Module, x: Tensor) -> Tensor:
-        outputs: Tensor = OnceTanh.apply(model(x))  # type: ignore[no-untyped-call]
-        return outputs + x.mm(held[0].t()).sin()
-
-    objective = Objective(layer, nn.MSELoss(), forward=forward)
-    data = numbers(6, 3, seed=1), numbers(6, 2, seed=2)
-    with (
-        pytest.warns(UserWarning, match=FALLS_BACK),
-        pytest.raises(CurvatureError, match="holds 'weight' itself"),
-    ):
-        Curvature(kind).at(objective, data)(numbers(8))

@@ -321,7 +321,7 @@ def test_a_search_that_noise_ends_leaves_the_parameters_bit_for_bit(
     monkeypatch.setattr("krylov_descent.subspace_objective.noise_from", lambda sums: 1e30)
     result = KSD(model, nn.CrossEntropyLoss()).step(classes())
     assert (result.status, result.evaluations) == (Status.NO_DECREASE, 1)
-    assert played[-2:] == ["read", "evaluation"]
+    assert played.count("evaluation") == 2
     assert torch.equal(parameters_of(model), before)
 
 
