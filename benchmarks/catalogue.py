@@ -1,6 +1,6 @@
 """The parts of the benchmark by name."""
 
-from benchmarks import growth, memory, product, step, target
+from benchmarks import growth, memory, product, soundness, step, target
 from benchmarks.parts import Part
 
 PARTS: dict[str, Part] = {
@@ -9,4 +9,5 @@ PARTS: dict[str, Part] = {
     "step": step.PART,
     "target": target.PART,
     "growth": growth.PART,
+    "soundness": soundness.PART,
 }

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from krylov_descent.bundle import shortest_in_hull
+from krylov_descent.bundle import hull_weights_from, shortest_in_hull
 
 
 def random_vectors(seed: int) -> NDArray[np.float64]:
@@ -53,3 +53,13 @@ def test_simple_hulls() -> None:
     # The nearest corner.
     np.testing.assert_allclose(shortest_in_hull(np.array([[1.0, 1.0], [2.0, 5.0]])), [1.0, 1.0])
     np.testing.assert_array_equal(shortest_in_hull(np.zeros((3, 2))), [0.0, 0.0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_inner_products_are_enough(seed: int) -> None:
+    """To half of the digits: they are squares."""
+    vectors = random_vectors(seed)
+    found = hull_weights_from(vectors @ vectors.T) @ vectors
+    scale = np.abs(vectors).max()
+    expected = np.linalg.norm(shortest_in_hull(vectors))
+    assert np.linalg.norm(found) == pytest.approx(expected, abs=1e-6 * scale)

@@ -207,3 +207,16 @@ def test_noise_in_the_values_does_not_lead_it_astray() -> None:
     assert function(found.point)[0] < 2e-6
     # Without knowing the noise it would try again and again.
     assert found.evaluations < 3 * found.iterations
+
+
+def test_a_kink_is_passed_along_its_floor() -> None:
+    """Along −g the function climbs at once, whichever side the gradient is of."""
+
+    def at(x: Tensor) -> tuple[float, Tensor]:
+        side = 1.0 if x[0] > 0 else -1.0
+        value = 3 * x[0].abs() + 0.1 * x[1] + x[1] ** 2
+        return float(value), torch.stack([torch.full_like(x[0], 3 * side), 0.1 + 2 * x[1]])
+
+    start = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    found = minimize_nonlinear_cg(at, start, at(start))
+    assert found.value < 0.1 < at(start)[0]

@@ -15,13 +15,25 @@ TOLERANCE = 1e-14
 
 
 def shortest_in_hull(vectors: Array) -> Array:
-    """The shortest vector in the convex hull of the rows of a matrix.
+    """The shortest vector p = Gᵀλ [d] in the convex hull of the rows of G [m, d]."""
+    shortest: Array = vectors.T @ hull_weights(vectors)
+    return shortest
+
+
+def hull_weights_from(products: Array) -> Array:
+    """The weights λ [m] for vectors of which only the inner products GGᵀ [m, m] are known."""
+    squares, axes = np.linalg.eigh(products)
+    return hull_weights(axes * np.sqrt(np.maximum(squares, 0.0)))
+
+
+def hull_weights(vectors: Array) -> Array:
+    """The weights of the shortest vector in the convex hull of the rows of a matrix.
 
     Args:
         vectors: G [m, d].
 
     Returns:
-        p = Gᵀλ [d], with λ ≥ 0 and Σλ = 1.
+        λ [m], with λ ≥ 0 and Σλ = 1.
 
     Minimising ‖Gᵀλ‖² + (Σλ − 1)² over λ ≥ 0 gives a multiple of these λ: with λ = tμ and Σμ = 1 the
     best t leaves ‖Gᵀμ‖² / (1 + ‖Gᵀμ‖²), which grows with ‖Gᵀμ‖. That is a least-squares problem
@@ -29,7 +41,7 @@ def shortest_in_hull(vectors: Array) -> Array:
     """
     scale = float(np.abs(vectors).max())
     if scale == 0:
-        return np.zeros(vectors.shape[1])
+        return np.full(len(vectors), 1 / len(vectors))
     matrix = np.vstack([vectors.T / scale, np.ones(len(vectors))])  # [d + 1, m]
     target = np.zeros(len(matrix))
     target[-1] = 1.0
@@ -42,7 +54,7 @@ def shortest_in_hull(vectors: Array) -> Array:
         active = weights > 0
         active[gain.argmax()] = True
         weights = _least_squares(matrix, target, weights, active)
-    return vectors.T @ (weights / weights.sum())
+    return weights / weights.sum()
 
 
 def _least_squares(

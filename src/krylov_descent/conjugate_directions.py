@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
+import numpy as np
 from torch import Tensor
 
+from krylov_descent.bundle import hull_weights_from
 from krylov_descent.line_search import Trial, wolfe_search
 
 Formula = Literal["polak-ribiere", "hestenes-stiefel"]
@@ -25,6 +27,8 @@ Agreed = Callable[[float], float]
 # A direction must descend at least by this part of what the gradient would (the condition of
 # Gilbert & Nocedal 1992 for convergence), else it is dropped for the gradient.
 LEAST_DESCENT = 0.01
+# Of a bundle at a kink.
+MOST_GRADIENTS = 6
 
 
 class StopReason(StrEnum):
@@ -32,7 +36,7 @@ class StopReason(StrEnum):
 
     ITERATION_LIMIT = "the iterations asked for were made"
     ZERO_GRADIENT = "the gradient is zero"
-    NO_DECREASE = "the line search along the gradient found no further decrease"
+    NO_DECREASE = "the line searches along the gradient and around it found no further decrease"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +92,13 @@ def minimize_nonlinear_cg(
             several processes run the same iterations it returns that of one of them.
 
     It restarts from the gradient where β is zero, where the direction hardly descends, after n
-    directions, and where a line search failed. Memory: 9 vectors [n].
+    directions, and where a line search failed. Where one along the gradient fails, there is a kink,
+    and it goes on along the shortest vector of a bundle of gradients (see `bundle`).
+
+    Memory: 9 vectors [n], and as many more as a bundle has, at kinks.
     """
     point, (value, gradient) = start, initial
+    bundle: list[Tensor] = []  # gradients around the point, where line searches failed
     iterations = evaluations = 0
     reason = StopReason.ITERATION_LIMIT
     while iterations < max_iterations:
@@ -98,7 +106,16 @@ def minimize_nonlinear_cg(
         if steepest == 0:  # also where the square of a tiny gradient underflows
             reason = StopReason.ZERO_GRADIENT
             break
-        direction, slope, conjugate = _next_direction(formula, gradient, steepest, memory, agreed)
+        if bundle:
+            direction = -_shortest_in_hull([gradient, *bundle], agreed)
+            slope, conjugate = agreed(float(gradient @ direction)), False
+            if slope >= 0:  # the shortest vector is zero
+                reason = StopReason.NO_DECREASE
+                break
+        else:
+            direction, slope, conjugate = _next_direction(
+                formula, gradient, steepest, memory, agreed
+            )
         search = wolfe_search(
             _along(function, point, direction, agreed),
             Trial(0.0, value, slope, gradient),
@@ -110,12 +127,16 @@ def minimize_nonlinear_cg(
         evaluations += search.evaluations
         found = search.accepted or search.best
         if found.step == 0:
-            if not conjugate:
+            if conjugate:
+                assert memory is not None
+                memory = replace(memory, count=0)
+            elif search.beyond is None or len(bundle) == MOST_GRADIENTS:
                 reason = StopReason.NO_DECREASE
                 break
-            assert memory is not None
-            memory = replace(memory, count=0)
+            else:
+                bundle.append(search.beyond.gradient)
             continue
+        bundle.clear()
         count = memory.count + 1 if memory is not None and conjugate else 1
         due = search.accepted is None or count >= gradient.numel()
         memory = Memory(direction, gradient, slope * found.step, 0 if due else count)
@@ -165,6 +186,14 @@ def _next_direction(
             if slope <= LEAST_DESCENT * steepest:
                 return direction, slope, True
     return -gradient, steepest, False
+
+
+def _shortest_in_hull(vectors: list[Tensor], agreed: Agreed) -> Tensor:
+    """The shortest vector [n] in the convex hull of some vectors [n]."""
+    products = np.array([[agreed(float(a @ b)) for b in vectors] for a in vectors])
+    weights = hull_weights_from((products + products.T) / 2)
+    pieces = [float(weight) * vector for weight, vector in zip(weights, vectors, strict=True)]
+    return sum(pieces[1:], start=pieces[0])
 
 
 def _along(

@@ -47,7 +47,7 @@ def repeated(samples: int) -> tuple[nn.Linear, tuple[torch.Tensor, torch.Tensor]
 def refused(optimizer: KSD, data: Any, most: int = 6) -> StepResult:
     """The first step that finds nothing any more."""
     for _ in range(most):
-        result = optimizer.step(data)
+        result: StepResult = optimizer.step(data)
         if result.status is Status.NO_DECREASE:
             return result
     raise AssertionError(f"no step was refused: {result}")

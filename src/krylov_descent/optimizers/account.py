@@ -3,9 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from krylov_descent.batches import Samples
 from krylov_descent.loss_scale import length
 from krylov_descent.objective import Objective
 from krylov_descent.optimizers.base import Stopwatch
+from krylov_descent.optimizers.gradient_noise import gradient_noise
 from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.sums import Evaluation
 
@@ -69,6 +74,21 @@ class Account:
     def refused(self, status: Status, reason: str | None = None) -> StepResult:
         """The result of a step that was not."""
         return self._result(status, reason or status.value, None)
+
+    def refused_for_noise(
+        self, samples: Samples, theta: Tensor, generator: torch.Generator
+    ) -> StepResult:
+        """The result of a step that found no decrease, with the noise of the gradient.
+
+        The arguments are those of `gradient_noise`.
+        """
+        noise = gradient_noise(self._objective, samples, theta, generator)
+        self.count(2 * self._numbers["objective_samples"])
+        self.note(gradient_noise=noise)
+        norm, scale = self._numbers["gradient_norm"], self._objective.scale
+        status = Status.NO_DECREASE
+        told = f"the gradient's norm is {norm / scale:.2g}, its noise {noise / scale:.2g}"
+        return self._result(status, f"{status.value}; {told}", None)
 
     def _result(self, status: Status, reason: str, loss_after: float | None) -> StepResult:
         self._watch.lap("search")

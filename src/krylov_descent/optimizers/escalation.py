@@ -38,7 +38,8 @@ def is_under_way(group: dict[str, Any]) -> bool:
 
 def set_growth(group: dict[str, Any]) -> int:
     """How many times as many samples as asked for B and C have."""
-    return SET_GROWTH ** int(group[LARGER_SETS])
+    growth: int = SET_GROWTH ** group[LARGER_SETS]
+    return growth
 
 
 def is_refusal(result: StepResult) -> bool:
@@ -86,7 +87,4 @@ def escalate(
         change = f"the next step has a basis of {longer}"
     else:
         change = "nothing is left to change but the precision of the parameters"
-    found = (
-        f"the gradient's norm is {result.gradient_norm:.2g}, its noise {result.gradient_noise:.2g}"
-    )
-    return replace(result, reason=f"{result.reason} ({found}; {change})")
+    return replace(result, reason=f"{result.reason}; {change}")

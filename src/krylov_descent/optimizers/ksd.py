@@ -311,7 +311,7 @@ class KSD(DataOptimizer):
     @property
     def _dimension(self) -> int:
         """K of this step."""
-        return max(self.dimension, self.param_groups[0][escalation.LONGER_BASIS])
+        return max(self.dimension, int(self.param_groups[0][escalation.LONGER_BASIS]))
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -445,8 +445,8 @@ class _Step:
             return account.refused(Status.NOT_FINITE, "the loss or its gradient on C is not finite")
         if best.value < start:
             return account.refused(Status.NO_DECREASE, SCALED_AWAY)
-        account.note(gradient_noise=self.gradient_noise(objective_set, theta))
-        return account.refused(Status.NO_DECREASE)
+        generator = self.optimizer._generator()
+        return account.refused_for_noise(objective_set, theta, generator)
 
     def gradient_and_sets(
         self, samples: Samples, curvature_data: Any, objective_data: Any
@@ -597,24 +597,6 @@ class _Step:
         self.account.note(noise=noise, iterations=best.iterations, evaluations=best.evaluations + 1)
         self.account.count(function.samples_seen)
         return best
-
-    def gradient_noise(self, objective_set: Samples, theta: Tensor) -> float:
-        """How far ∇f on C moves when each parameter is moved by its rounding, up or down.
-
-        Two gradients over C; the parameters are θ [n] before and after.
-        """
-        parameters = self.objective.parameters
-        generator = self.optimizer._generator()
-        signs = torch.randint(0, 2, (len(theta),), generator=generator).to(theta) * 2 - 1
-        try:
-            found = self.objective.value_and_gradient(objective_set)
-            here = found.gradient.clone()
-            self.account.count(2 * found.samples)
-            parameters.assign(theta * (1 + torch.finfo(theta.dtype).eps * signs))
-            there = self.objective.value_and_gradient(objective_set).gradient
-        finally:
-            parameters.assign(theta)
-        return self.ranks.agreed_number(length(there - here))
 
     def take(
         self, function: Function, theta: Tensor, best: BFGSResult, start: float

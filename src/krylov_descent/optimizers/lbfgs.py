@@ -165,7 +165,7 @@ class LBFGS(DataOptimizer):
                 objective.parameters.assign(theta)
         if result is None:
             self.state.clear()
-            return account.refused(Status.NO_DECREASE)
+            return account.refused_for_noise(data, theta, self._generator())
         return result
 
     def _torchs(self, rate: float) -> torch.optim.LBFGS:

@@ -24,7 +24,7 @@ from krylov_descent.noise import NOISE_POINTS, noise_over_ranks, noise_steps, se
 from krylov_descent.objective import Objective
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import Closure, DataOptimizer
-from krylov_descent.optimizers.result import Status, StepResult
+from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.sums import Evaluation
 
 DIRECTION, GRADIENT = "direction", "gradient"
@@ -210,7 +210,9 @@ class _Step:
                 parameters.assign(theta)
         if result is None:
             self.optimizer._remember(None)
-            return account.refused(Status.NO_DECREASE)
+            if found.value < start.value:
+                return account.refused(Status.NO_DECREASE, SCALED_AWAY)
+            return account.refused_for_noise(self.data, theta, self.optimizer._generator())
         return result
 
     def search(self, theta: Tensor, start: Evaluation, slope: float) -> NonlinearCGResult:
