@@ -1,6 +1,7 @@
 """Hessian-Free optimisation (Martens 2010, *Deep learning via Hessian-free optimization*)."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, overload
 
 import torch
@@ -86,6 +87,7 @@ class HessianFree(DataOptimizer):
     """
 
     data_parallel = True
+    learnt = ("damping",)
 
     def __init__(
         self,
@@ -159,10 +161,10 @@ class HessianFree(DataOptimizer):
         The parameters change only if the objective on all the data went down; otherwise, and
         after any error, they are bit for bit as before.
         """
-        if not self._wants_to_step(data, closure):
+        if not self._begins(data, closure):
             return None
         samples = self._repeatable(data)
-        with self._working() as objective:
+        with self._working(curvature_data=curvature_data) as objective:
             step = _Step(self, objective, samples)
             result = step.run(curvature_data)
             self.param_groups[0]["chunk_position"] = step.next_position
@@ -216,9 +218,10 @@ class _Step:
         self.ranks.enter("cg")
         solution = self.minimize_quadratic(found, chunk)
         if solution.stop is CGStop.NOT_FINITE:
-            self.ranks.end_together()  # with an error, if that is what made a product NaN
             # A start that leads there must not be used again.
-            self.remember(-math.inf, torch.zeros_like(found.gradient))
+            nothing = self.copied_pieces(torch.zeros_like(found.gradient))
+            self.ranks.settle()  # with an error, if that is what made a product NaN
+            self.remember(-math.inf, nothing)
             return account.refused(Status.NOT_FINITE, "a curvature product is not finite")
 
         self.ranks.enter("search")
@@ -231,11 +234,14 @@ class _Step:
             predicted = self.ranks.agreed_number(predicted)
             ratio = reduction_ratio(value - found.value, predicted)
             slope = self.ranks.agreed_number(float(found.gradient @ chosen.point))
-            taken = self.search(theta, chosen.point, value, found.value, slope)
+            reached = self.search(theta, chosen.point, value, found.value, slope)
+            last_iterate = self.copied_pieces(solution.last.point)
+            self.ranks.settle()
+            taken = reached
         finally:
             if taken is None:
                 self.objective.parameters.assign(theta)
-        self.remember(ratio, solution.last.point)
+        self.remember(ratio, last_iterate)
         account.note(
             reduction_ratio=ratio,
             chosen_iteration=chosen.iteration,
@@ -349,11 +355,14 @@ class _Step:
         self.account.count(self.total)
         return value if math.isfinite(value) else math.inf
 
-    def remember(self, ratio: float, last_iterate: Tensor) -> None:
-        """What the next step goes on from."""
+    def copied_pieces(self, vector: Tensor) -> list[Tensor]:
+        return self.objective.parameters.copied_pieces(vector)
+
+    def remember(self, ratio: float, last_iterate: Sequence[Tensor]) -> None:
+        """What the next step goes on from; the last iterate of CG in pieces."""
         damping = adapted_damping(self.damping, ratio)
         self.optimizer.param_groups[0]["damping"] = damping
-        self.optimizer._set_vector(LAST_ITERATE, last_iterate)
+        self.optimizer._set_pieces(LAST_ITERATE, last_iterate)
         self.account.note(damping=damping)
 
     def reason_of_rejection(self, solution: CGResult) -> str:

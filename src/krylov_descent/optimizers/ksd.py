@@ -15,6 +15,7 @@ from krylov_descent.basis import Storage
 from krylov_descent.batches import InMemory, Nothing, Samples
 from krylov_descent.bfgs import BFGSResult, Vector, minimize_bfgs
 from krylov_descent.curvature import Curvature, CurvatureKind, CurvatureProduct
+from krylov_descent.descriptions import described
 from krylov_descent.distributed import Shard
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
@@ -149,6 +150,7 @@ class KSD(DataOptimizer):
     """
 
     data_parallel = True
+    learnt = growing_sets.ENTRIES
 
     def __init__(
         self,
@@ -247,9 +249,10 @@ class KSD(DataOptimizer):
         The parameters change only if the objective on C went down; otherwise, and after any
         error, they are bit for bit as before.
         """
-        if not self._wants_to_step(data, closure):
+        if not self._begins(data, closure):
             return None
-        with self._working() as objective, derivatives_in_tf32(self.tf32):
+        given = {"curvature_data": curvature_data, "objective_data": objective_data}
+        with self._working(**given) as objective, derivatives_in_tf32(self.tf32):
             if self.subset_sizes.grow:
                 drawn = curvature_data is None and objective_data is None
                 self._compare_data(data, drawn=drawn)
@@ -285,7 +288,7 @@ class KSD(DataOptimizer):
         return {
             "`dimension`": self.dimension,
             "`curvature`": self.curvature.kind,
-            "`preconditioner`": self._stages.description,
+            **described("`preconditioner`", self.preconditioner),
             "`subset_size`": self.subset_sizes,
             "`previous_steps`": len(self._previous),
             "`bfgs_iterations`": self.bfgs_iterations,
@@ -366,7 +369,6 @@ class _Step:
             account.lap("basis")
             account.note(rank=subspace.rank)
             if not np.isfinite(subspace.curvature.numpy()).all():
-                self.ranks.end_together()  # with an error, if that is what made a product NaN
                 return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
             if not subspace_is_known(subspace.gram):
                 return account.refused(Status.NOT_FINITE, OUT_OF_RANGE)
@@ -552,6 +554,8 @@ class _Step:
                 if not (value < start and bool(step.any())):
                     return None
             taken = Taken(parameters.copied_pieces(step), norm)
-        optimizer._push_pieces(optimizer._previous, taken.pieces)
+            optimizer._create_state()
         self.account.note(step_norm=taken.norm.read())
+        self.ranks.settle()
+        optimizer._push_pieces(optimizer._previous, taken.pieces)
         return value

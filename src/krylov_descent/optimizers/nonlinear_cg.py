@@ -61,6 +61,7 @@ class NonlinearCG(DataOptimizer):
     """
 
     data_parallel = True
+    learnt = ("promised", "directions_since_restart")
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class NonlinearCG(DataOptimizer):
         The parameters change only if the objective went down; otherwise, and after any error,
         they are bit for bit as before.
         """
-        if not self._wants_to_step(data, closure):
+        if not self._begins(data, closure):
             return None
         samples = self._repeatable(data)
         with self._working() as objective:
@@ -151,12 +152,16 @@ class NonlinearCG(DataOptimizer):
         return Memory(direction, gradient, group["promised"], group["directions_since_restart"])
 
     def _remember(self, memory: Memory | None) -> None:
+        """Keep what the next step goes on from, once no rank can fail any more."""
         parameters, group = self.objective.parameters, self.param_groups[0]
         if memory is None:
             nothing = torch.zeros(parameters.numel, dtype=parameters.dtype).to(parameters.device)
             memory = Memory(nothing, nothing, 0.0, 0)
-        self._set_vector(DIRECTION, memory.direction)
-        self._set_vector(GRADIENT, memory.gradient)
+        vectors = (memory.direction, memory.gradient)
+        direction, gradient = map(parameters.copied_pieces, vectors)
+        self.objective.ranks.settle()
+        self._set_pieces(DIRECTION, direction)
+        self._set_pieces(GRADIENT, gradient)
         group["promised"], group["directions_since_restart"] = memory.promised, memory.count
 
 
@@ -236,8 +241,8 @@ class _Step:
                 return None
         else:
             self.objective.parameters.assign(point)
-        self.optimizer._remember(memory)
         self.account.note(step_norm=float(step.norm()))
+        self.optimizer._remember(memory)
         return value
 
     def value_and_gradient(self, point: Tensor) -> tuple[float, Tensor]:
