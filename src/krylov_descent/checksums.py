@@ -27,15 +27,16 @@ def checksums(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _checksum(tensor: Tensor) -> Tensor:
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     if tensor.layout != torch.strided:
-        return total
+        return torch.zeros((), dtype=torch.int64, device=tensor.device)
     flat = tensor.detach().reshape(-1).contiguous()
     # No wider than 32 bits: of 64, an odd factor would leave two changed signs unseen.
     words = flat.view(WORDS.get(flat.element_size(), torch.int32))
     factors = _factors(tensor.device)
-    for chunk in words.split(CHUNK):
-        total = total * MULTIPLIER + (chunk * factors[: len(chunk)]).sum()
+    total: Tensor
+    total, *others = ((chunk * factors[: len(chunk)]).sum() for chunk in words.split(CHUNK))
+    for one in others:
+        total = total * MULTIPLIER + one
     return total
 
 

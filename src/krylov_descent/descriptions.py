@@ -59,7 +59,8 @@ def _public(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from thing.keywords.items()
         return
     for key, value in getattr(thing, "__dict__", {}).items():
-        if not key.startswith("_"):
+        # The mode of a loss may be another one where only rank 0 evaluates it.
+        if not key.startswith("_") and key != "training":
             yield key, value
 
 

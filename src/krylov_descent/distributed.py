@@ -286,7 +286,7 @@ class Ranks:
         self._told = False
         store = _store() if self.size > 1 else None
         if store is not None:
-            store = dist.PrefixStore(f"krylov_descent/{number}", store)
+            store = dist.distributed_c10d.PrefixStore(f"krylov_descent/{number}", store)
             self._notice = FailureNotice(store, self.rank, self.size)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Whether all ranks were asked for the same: model, loss, options, and the numbers to start from."""
+"""Whether all ranks were asked for the same: model, loss, options, and where to start from."""
 
 import hashlib
 import secrets

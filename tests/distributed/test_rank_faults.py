@@ -74,8 +74,20 @@ def check_told(found: list[dict[str, Any]], error: str, message: str) -> None:
 
 @pytest.mark.parametrize("method", ["update", "solve", "multiply"])
 def test_an_error_of_a_preconditioner_is_told_to_all(method: str, trio: Group) -> None:
-    found = trio.run(mishaps.step_with_a_preconditioner_that_fails, method)
-    check_told(found, "ArithmeticError", f"{method} does not work here")
+    found = trio.run(mishaps.step_with_a_preconditioner_that_fails, method, [1])
+    check_told(found, "ArithmeticError", f"{method} does not work on rank 1")
+
+
+@pytest.mark.parametrize("where", [[0, 2], [1, 2], [0, 1, 2]])
+def test_ranks_that_fail_at_once_raise_what_each_failed_of(where: list[int], trio: Group) -> None:
+    found = trio.run(mishaps.step_with_a_preconditioner_that_fails, "solve", where)
+    for rank, told in enumerate(found):
+        assert told["error"] == ("ArithmeticError" if rank in where else "RankError")
+        own = f"solve does not work on rank {rank}"
+        assert told["message"] == own if rank in where else "solve does not" in told["message"]
+        assert told["soon"]
+        assert told["unchanged"]
+        assert told["goes on"]
 
 
 def test_no_room_for_the_basis_is_told_to_all(trio: Group) -> None:
@@ -91,9 +103,7 @@ def test_an_error_in_the_check_before_a_step_is_told_to_all(trio: Group) -> None
 @pytest.mark.parametrize(
     ("how", "message"), [("None", "`data` is None on this rank"), ("closure", "needs the data")]
 )
-def test_no_data_on_one_rank_is_told_to_all(
-    name: str, how: str, message: str, trio: Group
-) -> None:
+def test_no_data_on_one_rank_is_told_to_all(name: str, how: str, message: str, trio: Group) -> None:
     check_told(trio.run(mishaps.step_without_data, name, how), "TypeError", message)
 
 
@@ -127,7 +137,7 @@ def test_sets_given_on_one_rank_only_are_refused(which: str, argument: str, trio
 
 @pytest.mark.parametrize("name", work.OPTIMIZERS)
 def test_a_rank_with_another_last_bit_goes_on_with_the_others(name: str, pair: Group) -> None:
-    first, second = pair.run(mishaps.steps_with_another_last_bit, name, 12)
+    first, second = pair.run(mishaps.steps_with_another_last_bit, name, 6)
     assert first == second
 
 

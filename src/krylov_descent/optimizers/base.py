@@ -284,7 +284,7 @@ class DataOptimizer(torch.optim.Optimizer):
         """All that the loss depends on besides the data, by name."""
         network = self.objective.network
         trained = set(network.names)
-        found = {
+        found: dict[str, Tensor] = {
             f"the {'' if name in trained else 'frozen '}parameter {name}": p
             for name, p in network.eager.named_parameters()
         }
