@@ -12,7 +12,7 @@ from krylov_descent.checksums import checksums
 from krylov_descent.distributed import FIRST, Ranks
 
 SHOWN = 5  # differences that a message names
-MOST_NUMBERS = 6  # of rank 0's that the others take over
+MOST_NUMBERS = 8  # of rank 0's that the others take over
 READY, FAILED, WITHOUT_DATA = range(3)
 NOTHING = [0] * (2 + MOST_NUMBERS)
 
@@ -26,7 +26,7 @@ def check_alike(
         ranks: to compare.
         settings: words by name, the same on all ranks.
         tensors: by name, the same on all ranks, bit for bit.
-        numbers: at most six, as many on all ranks, of which rank 0's count.
+        numbers: at most eight, as many on all ranks, of which rank 0's count.
 
     Returns:
         A random number to know the step by, and rank 0's numbers, both the same on all ranks.
@@ -35,7 +35,7 @@ def check_alike(
         ValueError: on all ranks, where one differs from rank 0.
         RankError: where a rank failed before; that one raises what it failed of.
 
-    Cost: one pass over the tensors, and ten numbers from each rank.
+    Cost: one pass over the tensors, and twelve numbers from each rank.
     """
     own, sums = NOTHING, dict[str, int]()
     with ranks.own_work():
