@@ -52,9 +52,9 @@ def traffic(step: Step) -> Traffic:
     # Of the first direction its length; of others also that before it was orthogonalised.
     calls, lengths = products + 1, 2 * products - 1
     found: Traffic = {
-        ("check", "all-gather"): Sent(1, 3 * SMALL * ranks),
+        ("check", "all-gather"): Sent(1, 12 * SMALL * ranks),
         ("gradient", "all-gather"): Sent(1, SMALL * ranks),
-        ("gradient", "all-reduce"): Sent(3, 3 * SMALL + 2 * vector),
+        ("gradient", "all-reduce"): Sent(3, 4 * SMALL + 2 * vector),
         ("gradient", "broadcast"): Sent(1, SMALL),
         # Three numbers of the set and its noise, in pairs, and the evaluations.
         ("search", "all-reduce"): Sent(
@@ -62,6 +62,7 @@ def traffic(step: Step) -> Traffic:
             3 * 2 * SMALL + step.evaluations * (products + 1) * SMALL,
         ),
         ("step", "broadcast"): Sent(1, vector),
+        ("step", "all-reduce"): Sent(1, SMALL),
     }
     if step.growing:
         found["data", "all-gather"] = Sent(2, 2 * SMALL * ranks)

@@ -8,15 +8,19 @@ all run the same program. What they find is put together here:
     agreement   where a decision hangs on a number that each rank computed for itself, rank 0's
                 counts (broadcast), so that no rank can leave a search by itself because its
                 last bit is another one
-    failures    a rank that fails puts NaN into its part of the next sum, so all ranks end
-                together at no extra traffic; only when the NaN is seen are messages exchanged
+    failures    a rank that fails in work between two sums puts NaN into its part of the next
+                one, so all ranks end together at no extra traffic; only when the NaN is seen are
+                messages exchanged. Of any other error in a step the others learn by a
+                `failure_notice`
 
 Every byte that is sent goes through `Ranks`, which counts it by phase and kind (`traffic`).
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from krylov_descent.failure_notice import Ending, Exchange, FailureNotice
 from krylov_descent.messages import first_line
 
 if TYPE_CHECKING:
@@ -41,6 +46,7 @@ _reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or ge
 # torch.distributed has neither class.
 ProcessGroup: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"
 
+OutOfMemory = torch.OutOfMemoryError  # a RuntimeError, which is no failure of the network
 FIRST = 0  # the rank whose number counts where ranks could differ
 UNKNOWN = -1  # the length of a stream
 
@@ -107,6 +113,9 @@ class Ranks:
         self.traffic: dict[tuple[str, str], Sent] = {}
         self._phase = "start"
         self._failure: Exception | None = None
+        self._notice: FailureNotice | None = None  # in a step
+        self._settled = False
+        self._told = False  # whether the others know of the failure for which this rank ends
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
         memo[id(self._group)] = self._group  # a copy belongs to the same group
@@ -173,10 +182,7 @@ class Ranks:
         if not self.together:
             return [own]
         numbers = torch.tensor(own, dtype=torch.int64, device=self.device)
-        found = [torch.empty_like(numbers) for _ in range(self.size)]
-        with self._exchange("all-gather", numbers.nbytes * self.size):
-            dist.all_gather(found, numbers, group=self._group)
-        rows: list[list[int]] = torch.stack(found).tolist()
+        rows: list[list[int]] = self._all_gather(numbers).tolist()
         return rows
 
     def gather_numbers(self, own: Tensor) -> list[Tensor]:
@@ -186,10 +192,15 @@ class Ranks:
         sizes = self._gather_sizes(own.numel())
         padded = own.new_zeros(max(sizes)).to(self.device)
         padded[: own.numel()] = own
-        found = [torch.empty_like(padded) for _ in range(self.size)]
-        with self._exchange("all-gather", padded.nbytes * self.size):
-            dist.all_gather(found, padded, group=self._group)
+        found = self._all_gather(padded)
         return [row[:size].to(own.device) for row, size in zip(found, sizes, strict=True)]
+
+    def _all_gather(self, own: Tensor) -> Tensor:
+        """As many numbers [m] from every rank, [R, m]."""
+        whole = own.new_empty(self.size * own.numel())
+        with self._exchange("all-gather", whole.nbytes, own):
+            _all_gather_single(whole, own, group=self._group)
+        return whole.reshape(self.size, own.numel())
 
     # Sums -----------------------------------------------------------------------------------
 
@@ -219,7 +230,7 @@ class Ranks:
         """Rank 0's, in place of what this rank computed for itself, however little they differ."""
         if not self.together:
             return tensor
-        with self._exchange("broadcast", tensor.nbytes):
+        with self._exchange("broadcast", tensor.nbytes, tensor):
             dist.broadcast(tensor, self._first, group=self._group)
         return tensor
 
@@ -228,7 +239,7 @@ class Ranks:
         if not self.together:
             return thing
         found = [thing]
-        with self._exchange("messages", 0):
+        with self._exchange("messages", 0, torch.empty(0)):
             dist.broadcast_object_list(found, self._first, group=self._group)
         return found[0]
 
@@ -239,7 +250,7 @@ class Ranks:
         return float(self.agreed(torch.tensor(number, dtype=torch.float64, device=self.device)))
 
     def _all_reduce(self, tensor: Tensor) -> Tensor:
-        with self._exchange("all-reduce", tensor.nbytes):
+        with self._exchange("all-reduce", tensor.nbytes, tensor):
             dist.all_reduce(tensor, group=self._group)
         return tensor
 
@@ -254,11 +265,7 @@ class Ranks:
         """The whole vector [size] out of every rank's slice."""
         if not self.together:
             return own
-        width = -(-size // self.size)
-        whole = own.new_empty(width * self.size)
-        with self._exchange("all-gather", whole.nbytes):
-            _all_gather_single(whole, _padded(own, width), group=self._group)
-        return whole[:size]
+        return self._all_gather(_padded(own, -(-size // self.size))).reshape(-1)[:size]
 
     def sum_to_slices(self, own: Tensor) -> Tensor:
         """This rank's slice of the sum over ranks of vectors [n]; NaN if a rank failed."""
@@ -269,7 +276,7 @@ class Ranks:
         size, part = own.numel(), self.slice_of(own.numel())
         width = -(-size // self.size)
         total = own.new_empty(width)
-        with self._exchange("reduce-scatter", width * self.size * own.element_size()):
+        with self._exchange("reduce-scatter", width * self.size * own.element_size(), own):
             _reduce_scatter_single(total, _padded(own, width * self.size), group=self._group)
         return total[: part.stop - part.start]
 
@@ -295,24 +302,101 @@ class Ranks:
         """Exchange what went wrong, and raise it on every rank; nothing happens if nothing did."""
         if not self.together:
             return
-        own, self._failure = self._failure, None
-        messages = self.gather_objects(
-            None if own is None else f"{type(own).__name__}: {first_line(own)}"
-        )
-        failed = [rank for rank, message in enumerate(messages) if message is not None]
-        if own is not None:
-            raise own
-        if failed:
-            told = "; ".join(f"rank {rank} failed with {messages[rank]}" for rank in failed)
-            raise RankError(
-                f"the step ended in phase {self._phase!r} with the parameters as before: {told}"
-            )
+        own = self._failure
+        messages = self.gather_objects(None if own is None else _message(own))
+        failures = {rank: told for rank, told in enumerate(messages) if told is not None}
+        if failures:
+            self._end(failures)
 
-    def raise_own_failure(self) -> None:
-        """At the end of a step: a failure that no sum has told the others of."""
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """A step of an optimiser: an error in it, wherever it comes from, ends the step on all.
+
+        The rank that failed raises its own error, the others a RankError at the exchange in which
+        they wait for that rank, or before the next one.
+
+        Args:
+            number: the same on all ranks, and another one for each step.
+
+        Cost: a thread that looks into the process group's store twenty times a second.
+        """
+        self._told = False
+        store = _store() if self.size > 1 else None
+        if store is not None:
+            store = dist.distributed_c10d.PrefixStore(f"krylov_descent/{number}", store)
+            self._notice = FailureNotice(store, self.rank, self.size)
+        try:
+            yield
+        except (RankError, CommunicationError):
+            raise
+        except Exception as problem:
+            cause = self._failure or problem
+            self._tell(cause)
+            if cause is problem:
+                raise
+            raise cause from problem
+        finally:
+            if self._notice is not None:
+                self._notice.close()
+            self._notice, self._failure, self._settled = None, None, False
+
+    def settle(self) -> None:
+        """The last exchange of a step: no rank has failed in it, or all raise. One number.
+
+        What changes parameters and state for good comes after it, and must not fail. A second call
+        in the same step does nothing.
+        """
+        if not self.together or self._settled:
+            return
+        failed = torch.nan if self._failure else 0.0
+        total = self._all_reduce(torch.tensor(failed, dtype=torch.float64, device=self.device))
+        self._settled = True  # whatever happens to this rank from here on: the others are done
+        if math.isnan(total):
+            self._settled = False
+            self.end_together()
+
+    def _tell(self, problem: Exception) -> None:
+        """Let the other ranks know of an error that they have not seen in a sum."""
+        notice, self._notice = self._notice, None
+        if notice is None or self._settled or self._told:
+            return
+        # Where the store is gone, or a rank, the others find out by the group's timeout.
+        with suppress(Exception):
+            for exchange in notice.tell(_message(problem)):
+                self._take_part(exchange)
+
+    def _take_part(self, exchange: Exchange) -> None:
+        """So that the others can leave an exchange."""
+        own = torch.zeros(
+            exchange.numbers, dtype=getattr(torch, exchange.dtype), device=self.device
+        )
+        if own.is_floating_point():
+            own.fill_(torch.nan)
+        {
+            "all-gather": self._all_gather,
+            "all-reduce": self._all_reduce,
+            "broadcast": self.agreed,
+            "reduce-scatter": self.sum_to_slices,
+        }[exchange.kind](own)
+
+    def _end_if_told(self, asked: Callable[[], Ending | None]) -> None:
+        try:
+            ending = asked()
+        except TimeoutError as problem:
+            raise CommunicationError(f"rank {self.rank} of {self.size}: {problem}") from problem
+        if ending is not None:
+            self._end(ending.failures)
+
+    def _end(self, failures: dict[int, str]) -> None:
+        """Raise what this rank failed of itself, or else what the others did."""
         own, self._failure = self._failure, None
         if own is not None:
+            self._told = True
             raise own
+        told = "; ".join(f"rank {rank} failed with {why}" for rank, why in failures.items())
+        raise RankError(
+            f"the step ended in phase {self._phase!r} with the parameters as before: {told}"
+        )
 
     # Phases, errors, bytes ------------------------------------------------------------------
 
@@ -331,26 +415,39 @@ class Ranks:
 
     def gather_objects(self, own: Any) -> list[Any]:
         """Anything that can be pickled, from every rank, in order of rank."""
-        if not self.together:
-            return [own]
-        found: list[Any] = [None] * self.size
-        with self._exchange("messages", 0):
-            dist.all_gather_object(found, own, group=self._group)
-        return found
+        written = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
+        return [pickle.loads(bytes(row.tolist())) for row in self.gather_numbers(written)]
 
     @contextmanager
-    def _exchange(self, kind: str, size: int) -> Iterator[None]:
+    def _exchange(self, kind: str, size: int, own: Tensor) -> Iterator[None]:
+        """Count what is sent, and end the step where another rank has failed.
+
+        Args:
+            kind: of exchange.
+            size: in bytes, for the traffic.
+            own: what this rank hands over.
+        """
+        notice = self._notice
+        if notice is not None:
+            exchange = Exchange(kind, own.numel(), str(own.dtype).removeprefix("torch."))
+            self._end_if_told(lambda: notice.enter(exchange))
         sent = self.traffic.setdefault((self._phase, kind), Sent())
         sent.calls += 1
         sent.bytes += size
         try:
             yield
-        except RuntimeError as problem:
+        except Exception as problem:
+            if not isinstance(problem, RuntimeError) or isinstance(problem, OutOfMemory):
+                if notice is not None:
+                    notice.withdraw()
+                raise
             raise CommunicationError(
                 f"rank {self.rank} of {self.size}: the {kind} in phase {self._phase!r} failed "
                 f"({first_line(problem)}): another rank died, or took longer than the timeout of "
                 "the process group"
             ) from problem
+        if notice is not None:
+            self._end_if_told(notice.leave)
 
 
 class _OwnWork:
@@ -363,7 +460,9 @@ class _OwnWork:
         pass
 
     def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> bool:
-        if not self._ranks.together or not isinstance(problem, Exception):
+        # What another rank failed of is no failure of this one.
+        foreign = isinstance(problem, RankError | CommunicationError)
+        if not self._ranks.together or foreign or not isinstance(problem, Exception):
             return False
         self._ranks.fail(problem)
         return True
@@ -400,6 +499,21 @@ def _checked_group(given: Any) -> Any:
             f"dimension or None, found {type(given).__name__}"
         )
     return given
+
+
+def _store() -> Any:
+    """The key-value store of the process group; None where it has none, as with MPI.
+
+    Torch has no public name for it. A store of our own would need an address of its own.
+    """
+    try:
+        return dist.distributed_c10d._get_default_store()
+    except (AttributeError, ValueError, RuntimeError):
+        return None
+
+
+def _message(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {first_line(problem)}"
 
 
 def _padded(vector: Tensor, size: int) -> Tensor:

@@ -70,7 +70,7 @@ class KroneckerFactors:
         check_whole(after=after)
         if after < 0:
             raise ValueError(f"`after` must be at least 0, found {after}")
-        self._epsilon = epsilon
+        self.epsilon = epsilon
         self.after = after
         self._squares: Tensor | None = None
         self._diagonal = torch.empty(0)
@@ -80,7 +80,7 @@ class KroneckerFactors:
         self._places: tuple[Findings, list[LinearPlace]] | None = None
 
     def __repr__(self) -> str:
-        return f"KroneckerFactors({self._epsilon:g}, after={self.after})"
+        return f"KroneckerFactors({self.epsilon:g}, after={self.after})"
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -260,7 +260,7 @@ class KroneckerFactors:
             sizes += self._scale_rest(squares, places, means, parameters)
         scale = torch.stack(sizes or [normaliser.new_zeros(())]).max()
         one = torch.ones_like(scale)
-        epsilon = max(self._epsilon, torch.finfo(one.dtype).eps)
+        epsilon = max(self.epsilon, torch.finfo(one.dtype).eps)
         floor = torch.where(scale > 0, epsilon * one, one)
         scale = torch.where(scale > 0, scale, one)
         if squares is None:

@@ -73,6 +73,11 @@ class Network:
         self._holder = _Holder(self.eager)
 
     @property
+    def forward(self) -> Forward:
+        """How inputs become outputs."""
+        return self._forward
+
+    @property
     def original(self) -> "Network":
         """The network whose parameters are those that the modules hold: this one."""
         return self

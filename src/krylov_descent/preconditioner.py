@@ -106,7 +106,7 @@ class FisherDiagonal(Diagonal):
 
     def __init__(self, epsilon: float = 1e-4) -> None:
         super().__init__(torch.empty(0))
-        self._epsilon = epsilon
+        self.epsilon = epsilon
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -133,7 +133,7 @@ class FisherDiagonal(Diagonal):
         # Without a host decision: where the largest is zero, everything becomes one.
         one = torch.ones_like(largest)
         relative = squares.div_(torch.where(largest > 0, largest, one))
-        floor = torch.where(largest > 0, self._epsilon * one, one)
+        floor = torch.where(largest > 0, self.epsilon * one, one)
         torch.clamp(relative, min=floor, out=self.diagonal)
 
 

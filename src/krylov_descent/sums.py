@@ -165,10 +165,15 @@ class Sums:
         return OnTheWay(torch.stack([value, gradient.norm().double()]))
 
     def _read(self) -> tuple[float, float]:
-        own = torch.tensor([*self._own_numbers(), self._samples], dtype=torch.float64)
-        numerator, normaliser, samples = self._ranks.sum_numbers(own).tolist()
+        numerator, normaliser = self._own_numbers()
+        decay = 0.0
+        with self._ranks.own_work():
+            # Rank 0's: another rank may have another last bit, and decide otherwise.
+            decay = self._parameters.decay_value() if self._ranks.leads else 0.0
+        own = torch.tensor([numerator, normaliser, self._samples, decay], dtype=torch.float64)
+        numerator, normaliser, samples, decay = self._ranks.sum_numbers(own).tolist()
         self._samples = int(samples)
         if not self._samples:
             raise ValueError("`data` is empty: it must hold at least one sample")
         check_normaliser(normaliser)
-        return numerator / normaliser + self._parameters.decay_value(), normaliser
+        return numerator / normaliser + decay, normaliser

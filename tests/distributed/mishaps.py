@@ -1,21 +1,31 @@
 """What goes wrong on a rank, and what all of them are told then."""
 
+import math
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import Dataset
 
-from krylov_descent import FirstOrder, KroneckerFactors
+from krylov_descent import KSD, FirstOrder, KroneckerFactors
+from krylov_descent.basis import StoredBasis
+from krylov_descent.objective import Objective
 from krylov_descent.optimizers.base import DataOptimizer
-from tests.distributed.work import SAMPLES, make, own, rank
+from krylov_descent.parameters import FlatParameters
+from krylov_descent.preconditioner import FisherDiagonal
+from krylov_descent.sums import Evaluation
+from tests.distributed.work import OPTIONS, SAMPLES, Data, make, own, rank
 from tests.optimizers.nets import classes, net, parameters_of
 
 SLEEP = 8.0  # seconds, of a rank that the others do not wait for
+SOON = 5.0  # seconds, much less than the timeout of the tests' groups
 
 
 class Jitter(TorchFunctionMode):
@@ -140,6 +150,142 @@ def step_with_bad_data(name: str) -> str:
     return "nothing"
 
 
+class Brittle:
+    """D = 2, of which one method fails on some ranks when it is told to."""
+
+    def __init__(self, where: Sequence[int]) -> None:
+        self._where, self._fails_in = where, ""
+
+    def fail_in(self, method: str) -> None:
+        self._fails_in = method
+
+    def _meet(self, method: str) -> None:
+        if rank() in self._where and method == self._fails_in:
+            raise ArithmeticError(f"{method} does not work on rank {rank()}")
+
+    def update(self, objective: Objective, data: Any) -> Evaluation:
+        self._meet("update")
+        return objective.value_and_gradient(data)
+
+    def solve(self, vector: Tensor) -> Tensor:
+        self._meet("solve")
+        return vector / 2
+
+    def multiply(self, vector: Tensor) -> Tensor:
+        self._meet("multiply")
+        return 2 * vector
+
+
+def step_with_a_preconditioner_that_fails(method: str, where: Sequence[int]) -> dict[str, Any]:
+    """A second step, as only that one multiplies."""
+    model, preconditioner = net(torch.float64), Brittle(where)
+    optimizer = make("ksd", model, preconditioner=preconditioner)
+    data = own(classes(SAMPLES, torch.float64), [30, 20, 11])
+    optimizer.step(data)
+    preconditioner.fail_in(method)
+    told = told_of_a_step(optimizer, data)
+    preconditioner.fail_in("")
+    return told | {"goes on": optimizer.step(data).status.moved}
+
+
+def step_without_room_for_the_basis() -> dict[str, Any]:
+    model = net(torch.float64)
+    optimizer = make("ksd", model)
+    data = own(classes(SAMPLES, torch.float64), [30, 20, 11])
+    with pytest.MonkeyPatch.context() as patch:
+        if rank() == 1:
+            patch.setattr(StoredBasis, "__init__", without_room)
+        told = told_of_a_step(optimizer, data)
+    return told | {"goes on": optimizer.step(data).status.moved}
+
+
+def without_room(*_: Any) -> None:
+    raise torch.OutOfMemoryError("tried to allocate 3 GiB")
+
+
+class Shy(nn.Tanh):
+    """An activation that does not say on rank 1 what it is."""
+
+    def extra_repr(self) -> str:
+        if rank() == 1:
+            raise LookupError("nobody knows")
+        return ""
+
+
+def step_with_a_check_that_fails() -> dict[str, Any]:
+    model = nn.Sequential(nn.Linear(4, 6), Shy(), nn.Linear(6, 3)).double()
+    data = own(classes(SAMPLES, torch.float64), [30, 20, 11])
+    return told_of_a_step(make("ksd", model), data)
+
+
+def told_of_a_step(optimizer: DataOptimizer, data: Any, **sets: Any) -> dict[str, Any]:
+    """A step that fails: with what error, and whether soon and without a trace."""
+    parameters = optimizer.objective.parameters
+    before, started = parameters.copy(), time.monotonic()
+    told = {"error": "", "message": ""}
+    try:
+        optimizer.step(data, **sets)
+    except Exception as problem:
+        told = {"error": type(problem).__name__, "message": str(problem)}
+    soon = time.monotonic() - started < SOON
+    return told | {"soon": soon, "unchanged": torch.equal(parameters.copy(), before)}
+
+
+def step_without_data(name: str, how: str) -> dict[str, Any]:
+    """A step on ranks of which the second gives None, or a closure; or all of them do."""
+    optimizer = make(name, net(torch.float64))
+    data: Any = own(classes(SAMPLES, torch.float64), [30, 20, 11])
+    if how == "None everywhere":
+        return {"returned": optimizer.step(None), "states": len(optimizer.state)}
+    if rank() == 1:
+        data = None if how == "None" else fail
+    return told_of_a_step(optimizer, data)
+
+
+def state_for_a_checkpoint() -> int:
+    """As checkpoint tools make it, on one rank alone."""
+    optimizer = make("ksd", net(torch.float64))
+    if rank() == 1:
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = torch.zeros_like(p)
+        optimizer.step(closure=None)
+    return len(optimizer.state)
+
+
+class Worn(Dataset[Any]):
+    """Samples that can be had once each, and then no more on one rank."""
+
+    def __init__(self, data: Data, where: int) -> None:
+        self._data, self._where, self._left = data, where, len(data[0])
+
+    def __len__(self) -> int:
+        return len(self._data[0])
+
+    def __getitem__(self, index: int) -> Any:
+        self._left -= 1
+        if self._left < 0 and rank() == self._where:
+            raise KeyError("a sample that is not there")
+        return self._data[0][index], self._data[1][index]
+
+
+def step_with_nan_and_an_error(name: str, nan: int, error: int) -> dict[str, Any]:
+    """One rank has a NaN in the gradient, another an error as it draws samples afterwards."""
+    inputs, targets = own(classes(SAMPLES, torch.float64), [30, 20, 11])
+    if rank() == nan:
+        inputs[2, 1] = torch.nan
+    optimizer = make(name, net(torch.float64))
+    return told_of_a_step(optimizer, Worn((inputs, targets), error))
+
+
+def sets_on_one_rank(which: str) -> dict[str, Any]:
+    """One step to which the second rank gives B, or C, by hand."""
+    data = own(classes(SAMPLES, torch.float64), [30, 20, 11])
+    sets = {which: data} if rank() == 1 else {}
+    name = "hf" if which == "chunk" else "ksd"
+    sets = {"curvature_data" if which == "chunk" else key: held for key, held in sets.items()}
+    return told_of_a_step(make(name, net(torch.float64)), data, **sets)
+
+
 def step_with_nothing_anywhere() -> str:
     inputs, targets = classes(3, torch.float64)
     try:
@@ -147,6 +293,86 @@ def step_with_nothing_anywhere() -> str:
     except ValueError as problem:
         return str(problem)
     return "nothing"
+
+
+class Wrapped(nn.Module):
+    """A loss with an argument of its own."""
+
+    def __init__(self, power: float) -> None:
+        super().__init__()
+        self.power = power
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets, reduction="none") ** self.power
+
+
+def doubled(model: nn.Module, inputs: Tensor) -> Tensor:
+    found: Tensor = model(2 * inputs)
+    return found
+
+
+def of_another_loss(what: str, odd: bool) -> str:
+    """One step of ranks that differ in what the loss depends on beside what is trained."""
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.ReLU() if odd and what == "activation" else nn.Tanh(), nn.Linear(6, 3)
+    ).double()
+    model.register_buffer("statistics", torch.arange(6.0))
+    loss: Any = nn.CrossEntropyLoss()
+    forward: Any = None
+    weight = next(model.parameters())
+    with torch.no_grad():
+        if what == "frozen":
+            weight.requires_grad_(False)
+            weight[1, 2] += odd * 1e-9
+        elif what == "swapped" and odd:
+            weight[0, 1:3] = weight[0, 1:3].flip(0).clone()
+        elif what == "buffer" and odd:
+            model.get_buffer("statistics")[3] = -1
+    if what == "smoothing":
+        loss = nn.CrossEntropyLoss(label_smoothing=0.1 * odd)
+    elif what == "class weights":
+        loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.0 + odd]).double())
+    elif what == "argument":
+        loss = Wrapped(1.0 + odd)
+    elif what == "partial":
+        loss = partial(nn.functional.cross_entropy, reduction="none", ignore_index=-int(odd))
+    elif what == "forward" and odd:
+        forward = doubled
+    preconditioner = FisherDiagonal(1e-3 if odd and what == "floor" else 1e-4)
+    options = OPTIONS["ksd"] | {"forward": forward, "preconditioner": preconditioner}
+    optimizer = KSD(model, loss, **options)
+    return str(told_of_a_step(optimizer, own(classes(SAMPLES, torch.float64), [30, 31]))["message"])
+
+
+def differing_besides(what: str) -> str:
+    return of_another_loss(what, rank() == 1)
+
+
+def steps_with_another_last_bit(name: str, count: int) -> list[tuple[float, float]]:
+    """Steps in which the L2 term of rank 1 is the next larger number; losses and what is learnt."""
+    model = net(torch.float64)
+    options = {"subset_size": "auto"} if name == "ksd" else {}
+    optimizer = make(name, model, **options)
+    data = own(classes(SAMPLES, torch.float64), [30, 31])
+    exact = FlatParameters.decay_value
+
+    def rounded_up(parameters: FlatParameters) -> float:
+        return math.nextafter(exact(parameters), math.inf)
+
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        if rank() == 1:
+            patch.setattr(FlatParameters, "decay_value", rounded_up)
+        for _ in range(count):
+            result = optimizer.step(data)
+            group = optimizer.param_groups[0]
+            if rank() == 1:  # as if they had been computed there
+                for key in ("set_expected", "promised", "damping"):
+                    if key in group:
+                        group[key] = math.nextafter(group[key], math.inf)
+            found.append((result.loss, result.loss_after))
+    found.append((float(parameters_of(model).sum()), 0.0))
+    return found
 
 
 def differing(what: str) -> str:

@@ -53,6 +53,13 @@ def test_two_steps_are_those_of_one_process(case: str, shards: tuple[Group, list
     assert_same(group.run(work.steps, name, options, sizes), work.steps(name, options, sizes))
 
 
+@pytest.mark.parametrize("name", ["ksd", "hf"])
+def test_sets_by_hand_may_be_empty_on_a_rank(name: str, trio: Group) -> None:
+    sizes = [ONE_EMPTY, [0, 20, 0], [12, 0, 12]]
+    found = trio.run(work.steps_with_sets_by_hand, name, sizes)
+    assert_same(found, work.steps_with_sets_by_hand(name, sizes))
+
+
 def test_ranks_agree_on_kronecker_factors(shards: tuple[Group, list[int]]) -> None:
     """Also one without samples. Signs go by the place on a rank: one process has others."""
     group, sizes = shards

@@ -83,6 +83,11 @@ def steps(
         pieces = zip(inputs.split(batches_of), targets.split(batches_of), strict=True)
         data = list(pieces) if len(inputs) else []
     results = [optimizer.step(data) for _ in range(count)]
+    return told_of(optimizer, model, results)
+
+
+def told_of(optimizer: DataOptimizer, model: nn.Module, results: list[Any]) -> dict[str, Any]:
+    """What steps led to."""
     return {
         "parameters": parameters_of(model),
         "results": [{key: getattr(found, key) or 0 for key in NUMBERS} for found in results],
@@ -91,6 +96,24 @@ def steps(
             [v.reshape(-1) for state in optimizer.state.values() for v in state.values()]
         ),
     }
+
+
+def steps_with_sets_by_hand(name: str, sizes: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Two steps, with B of the first 20 samples and C of the last 24, as `steps`.
+
+    Args:
+        name: of the optimiser; Hessian-Free has no C.
+        sizes: of the shards of A, B and C.
+    """
+    model = net(torch.float64)
+    optimizer: Any = make(name, model)
+    inputs, targets = classes(SAMPLES, torch.float64)
+    data = own((inputs, targets), sizes[0])
+    sets = {"curvature_data": own((inputs[:20], targets[:20]), sizes[1])}
+    if name == "ksd":
+        sets["objective_data"] = own((inputs[-24:], targets[-24:]), sizes[2])
+    results = [optimizer.step(data, **sets) for _ in range(2)]
+    return told_of(optimizer, model, results)
 
 
 def sizes_of_growing_sets(

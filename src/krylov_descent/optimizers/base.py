@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from krylov_descent.arguments import check_not_negative, check_whole
 from krylov_descent.batches import Samples, Unusable, as_samples
+from krylov_descent.descriptions import described, described_modules, name_of, tensors_of
 from krylov_descent.distributed import ProcessGroup
-from krylov_descent.likeness import check_alike
+from krylov_descent.likeness import check_alike, check_nobody_has_data
 from krylov_descent.losses import Loss
 from krylov_descent.network import Forward
 from krylov_descent.objective import Objective
@@ -54,6 +55,10 @@ class DataOptimizer(torch.optim.Optimizer):
 
     # Whether a step sums over the ranks of a process group.
     data_parallel = False
+
+    # Entries of the first parameter group that steps write. Rounding may make them differ from rank
+    # to rank, so rank 0's count. All other entries are the user's, and must be the same.
+    learnt: tuple[str, ...] = ()
 
     # Tells GradScaler to call `step` itself, which then can refuse it in a clear sentence.
     _step_supports_amp_scaling = True
@@ -193,11 +198,35 @@ class DataOptimizer(torch.optim.Optimizer):
         """Make the per-parameter state that a checkpoint can be loaded into."""
         raise NotImplementedError
 
+    def _begins(self, data: Any, closure: Any) -> bool:
+        """Whether there is work, as `_wants_to_step` says, on all ranks alike.
+
+        What a rank is refused is told to the others by the check with which a step begins.
+        """
+        ranks = self.objective.ranks
+        alone = not (self.data_parallel and ranks.size > 1)
+        try:
+            wanted = self._wants_to_step(data, closure)
+        except Exception as problem:
+            if alone:
+                raise
+            ranks.fail(problem)
+            return True
+        tensors = (p for group in self.param_groups for p in group["params"])
+        # Checkpoint tools make gradients of zeros first, and may ask on one rank alone.
+        if not (wanted or alone or any(p.grad is not None for p in tensors)):
+            check_nobody_has_data(ranks)
+        return wanted
+
     @contextmanager
-    def _working(self) -> Iterator[Objective]:
+    def _working(self, **given: Any) -> Iterator[Objective]:
         """Autograd on, autocast for the forward pass alone, buffers as before at the end.
 
         An error on the way leaves the optimiser as it was.
+
+        Args:
+            given: sets of samples by the name of their argument, None where there is none: all
+                ranks must give the same ones, though perhaps empty.
         """
         ranks = self.objective.ranks
         before = Snapshot(self, self._learners(), self._foreign())
@@ -207,10 +236,10 @@ class DataOptimizer(torch.optim.Optimizer):
                 self._check_groups()
                 self.objective.refresh(self.param_groups)
                 self._let_state_follow()
-            if ranks.together:
-                check_alike(ranks, self._description(), self.objective.parameters.tensors)
+            number = self._check_alike(given) if ranks.together else 0
             network, recordings = self.objective.network, self.objective.recordings
             with (
+                ranks.step(number),
                 torch.enable_grad(),
                 network.algebra(),
                 buffers_kept(network.model),
@@ -218,11 +247,23 @@ class DataOptimizer(torch.optim.Optimizer):
                 recordings.step(),
             ):
                 yield self.objective
-            ranks.raise_own_failure()
+                ranks.settle()
         except BaseException:
             self._restore(before)
             raise
         self.param_groups[0]["steps"] = self.steps + 1
+
+    def _check_alike(self, given: dict[str, Any]) -> int:
+        """Refuse ranks that differ, and go on from rank 0's numbers; the number of the step."""
+        ranks, group = self.objective.ranks, self.param_groups[0]
+        keys = [key for key in self.learnt if key in group]
+        settings, tensors = dict[str, str](), dict[str, Tensor]()
+        with ranks.own_work():
+            settings, tensors = self._description(given), self._tensors()
+        step, numbers = check_alike(ranks, settings, tensors, [float(group[key]) for key in keys])
+        for key, number in zip(keys, numbers, strict=True):
+            group[key] = type(group[key])(number)
+        return step
 
     def _learners(self) -> list[object]:
         """What learns about model and data in a step, so that the next one depends on it."""
@@ -263,20 +304,34 @@ class DataOptimizer(torch.optim.Optimizer):
         """Settings that are no entry of a parameter group and must be the same on all ranks."""
         return {}
 
-    def _description(self) -> dict[str, str]:
+    def _description(self, given: dict[str, Any]) -> dict[str, str]:
         """All that must be the same on every rank, as words."""
-        parameters, names = self.objective.parameters, self.objective.network.names
+        network = self.objective.network
         told: dict[str, Any] = {"the optimiser": type(self).__name__, **self._options()}
-        loss = self.objective.network.loss.module
-        told["the loss"] = getattr(loss, "__qualname__", type(loss).__name__)
-        told["the number of parameter tensors"] = len(names)
-        for name, p in zip(names, parameters.tensors, strict=True):
-            told[f"the parameter {name}"] = f"{tuple(p.shape)} {p.dtype}"
+        for name, data in given.items():
+            told[f"`{name}`"] = "left out" if data is None else "given"
+        told |= described("the loss", network.loss.module)
+        told["`forward`"] = name_of(network.forward)
+        for name, tensor in self._tensors().items():
+            told[name] = f"{tuple(tensor.shape)} {tensor.dtype}"
         for index, group in enumerate(self.param_groups):
             for key, value in group.items():
-                if key not in ("params", "param_names"):
+                if key not in ("params", "param_names", *self.learnt):
                     told[f"`{key}` of parameter group {index}"] = value
+        told |= described_modules(network.eager)
+        told["the order of what is trained"] = ", ".join(network.names)
         return {name: str(value) for name, value in told.items()}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """All that the loss depends on besides the data, by name."""
+        network = self.objective.network
+        trained = set(network.names)
+        found: dict[str, Tensor] = {
+            f"the {'' if name in trained else 'frozen '}parameter {name}": p
+            for name, p in network.eager.named_parameters()
+        }
+        found |= {f"the buffer {name}": b for name, b in network.eager.named_buffers()}
+        return found | tensors_of("the loss", network.loss.module)
 
     def _flat_state(self, key: str) -> Tensor:
         """Per-parameter state as one flat vector; zeros where there is none."""
@@ -300,11 +355,10 @@ class DataOptimizer(torch.optim.Optimizer):
         vector = self._flat_state(key)
         return vector if bool(vector.any()) else None
 
-    def _set_vector(self, key: str, vector: Tensor) -> None:
-        """Keep a flat vector as state, each piece with its parameter."""
-        parameters = self.objective.parameters
-        for p, piece in zip(parameters.tensors, parameters.pieces(vector), strict=True):
-            self.state[p][key] = piece.clone()
+    def _set_pieces(self, key: str, pieces: Sequence[Tensor]) -> None:
+        """Keep a vector as state, each piece with its parameter: new tensors of nobody else's."""
+        for p, piece in zip(self.objective.parameters.tensors, pieces, strict=True):
+            self.state[p][key] = piece
 
     def _push_pieces(self, keys: Sequence[str], pieces: Sequence[Tensor]) -> None:
         """Keep a vector by the first key; what was there goes on to the next one, and so on.

@@ -22,13 +22,14 @@ from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 
 LARGER_SETS = "larger_sets"  # how often they were made larger
 LONGER_BASIS = "longer_basis"  # its dimension; 0 for the one that was asked for
+ENTRIES = (LARGER_SETS, LONGER_BASIS)
 SET_GROWTH, BASIS_GROWTH = 4, 2
 
 
 def begin(group: dict[str, Any]) -> None:
     """Make the entries of a parameter group that has none."""
-    group.setdefault(LARGER_SETS, 0)
-    group.setdefault(LONGER_BASIS, 0)
+    for entry in ENTRIES:
+        group.setdefault(entry, 0)
 
 
 def is_under_way(group: dict[str, Any]) -> bool:

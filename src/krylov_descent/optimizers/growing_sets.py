@@ -42,6 +42,7 @@ FINGERPRINT_BYTES = 6  # a whole number that float64 holds
 DOUBLINGS, EXPECTED, PROMISED = "set_doublings", "set_expected", "set_promised"
 SAME_DATA = "set_same_data"  # whether the last step had the data of the one before
 FINGERPRINT = "set_fingerprint"  # of the data of the last step; NaN where there is none
+ENTRIES = (DOUBLINGS, EXPECTED, PROMISED, SAME_DATA, FINGERPRINT)
 
 
 def least_samples(parameters: FlatParameters) -> int:

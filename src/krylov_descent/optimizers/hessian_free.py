@@ -1,6 +1,7 @@
 """Hessian-Free optimisation (Martens 2010, *Deep learning via Hessian-free optimization*)."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, overload
 
@@ -91,6 +92,7 @@ class HessianFree(DataOptimizer):
     """
 
     data_parallel = True
+    learnt = ("damping",)
 
     def __init__(
         self,
@@ -168,10 +170,10 @@ class HessianFree(DataOptimizer):
         bit for bit as before. After any error so are the optimiser's state and what it knows of
         the model.
         """
-        if not self._wants_to_step(data, closure):
+        if not self._begins(data, closure):
             return None
         samples = self._repeatable(data)
-        with self._working() as objective:
+        with self._working(curvature_data=curvature_data) as objective:
             step = _Step(self, objective, samples)
             result = step.run(curvature_data)
             self.param_groups[0]["chunk_position"] = step.next_position
@@ -223,9 +225,10 @@ class _Step:
         self.ranks.enter("cg")
         solution = self.minimize_quadratic(found, chunk)
         if solution.stop is CGStop.NOT_FINITE:
-            self.ranks.end_together()  # with an error, if that is what made a product NaN
             # A start that leads there must not be used again.
-            self.remember(-math.inf, torch.zeros_like(found.gradient))
+            nothing = self.copied_pieces(torch.zeros_like(found.gradient))
+            self.ranks.settle()  # with an error, if that is what made a product NaN
+            self.remember(-math.inf, nothing)
             return account.refused(Status.NOT_FINITE, "a curvature product is not finite")
 
         self.ranks.enter("search")
@@ -240,12 +243,14 @@ class _Step:
             ratio = reduction_ratio(value - found.value, predicted)
             slope = self.ranks.agreed_number(float(found.gradient @ chosen.point))
             taken = self.search(theta, chosen.point, value, found.value, slope)
-            self.remember(ratio, solution.last.point)
+            last_iterate = self.copied_pieces(solution.last.point)
             account.note(
                 reduction_ratio=ratio,
                 chosen_iteration=chosen.iteration,
                 evaluations=self.evaluations,
             )
+            self.ranks.settle()
+            self.remember(ratio, last_iterate)
             if taken is not None:
                 result = account.moved(str(solution.stop), loss_after=taken)
         finally:
@@ -365,11 +370,14 @@ class _Step:
         self.account.count(self.total)
         return value if math.isfinite(value) else math.inf
 
-    def remember(self, ratio: float, last_iterate: Tensor) -> None:
-        """What the next step goes on from."""
+    def copied_pieces(self, vector: Tensor) -> list[Tensor]:
+        return self.objective.parameters.copied_pieces(vector)
+
+    def remember(self, ratio: float, last_iterate: Sequence[Tensor]) -> None:
+        """What the next step goes on from; the last iterate of CG in pieces."""
         damping = adapted_damping(self.damping, ratio)
         self.optimizer.param_groups[0]["damping"] = damping
-        self.optimizer._set_vector(LAST_ITERATE, last_iterate)
+        self.optimizer._set_pieces(LAST_ITERATE, last_iterate)
         self.account.note(damping=damping)
 
     def reason_of_rejection(self, solution: CGResult, chosen: CGIterate, theta: Tensor) -> str:

@@ -15,6 +15,7 @@ from krylov_descent.basis import Storage
 from krylov_descent.batches import InMemory, Nothing, Samples
 from krylov_descent.bfgs import BFGSResult, Vector, minimize_bfgs
 from krylov_descent.curvature import Curvature, CurvatureKind, CurvatureProduct
+from krylov_descent.descriptions import described
 from krylov_descent.distributed import ProcessGroup, Shard
 from krylov_descent.loss_scale import has_squares, length
 from krylov_descent.losses import Loss
@@ -156,6 +157,7 @@ class KSD(DataOptimizer):
     """
 
     data_parallel = True
+    learnt = (*growing_sets.ENTRIES, *escalation.ENTRIES)
 
     def __init__(
         self,
@@ -258,13 +260,14 @@ class KSD(DataOptimizer):
         The parameters change only if the objective on C went down; otherwise they are bit for bit
         as before. After any error so are the optimiser's state and what it knows of the model.
         """
-        if not self._wants_to_step(data, closure):
+        if not self._begins(data, closure):
             return None
         group = self.param_groups[0]
         escalation.begin(group)  # a state that was loaded may be older
         # With few digits a refused step may be refused for want of them.
         tf32 = self.tf32 and not escalation.is_under_way(group)
-        with self._working() as objective, derivatives_in_tf32(tf32):
+        given = {"curvature_data": curvature_data, "objective_data": objective_data}
+        with self._working(**given) as objective, derivatives_in_tf32(tf32):
             drawn = curvature_data is None and objective_data is None
             if self.subset_sizes.grow:
                 self._compare_data(data, drawn=drawn)
@@ -317,7 +320,7 @@ class KSD(DataOptimizer):
         return {
             "`dimension`": self.dimension,
             "`curvature`": self.curvature.kind,
-            "`preconditioner`": self._stages.description,
+            **described("`preconditioner`", self.preconditioner),
             "`subset_size`": self.subset_sizes,
             "`previous_steps`": len(self._previous),
             "`bfgs_iterations`": self.bfgs_iterations,
@@ -417,7 +420,6 @@ class _Step:
             account.lap("basis")
             account.note(rank=subspace.rank)
             if not np.isfinite(subspace.curvature.numpy()).all():
-                self.ranks.end_together()  # with an error, if that is what made a product NaN
                 return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
             if not subspace_is_known(subspace.gram):
                 return account.refused(Status.NOT_FINITE, OUT_OF_RANGE)
@@ -620,8 +622,10 @@ class _Step:
                 if not (value < start and bool(step.any())):
                     return None
             taken = Taken(parameters.copied_pieces(step), sent)
-        optimizer._push_pieces(optimizer._previous, taken.pieces)
+            optimizer._create_state()
         # Squares of a step may be out of range as well.
         norm = taken.norm.read()
         self.account.note(step_norm=norm or math.hypot(*map(length, taken.pieces)))
+        self.ranks.settle()
+        optimizer._push_pieces(optimizer._previous, taken.pieces)
         return value

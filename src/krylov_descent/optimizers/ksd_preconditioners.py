@@ -41,12 +41,6 @@ class Stages:
         self._epsilon = epsilon
 
     @property
-    def description(self) -> str:
-        """What must be the same on all ranks."""
-        factors = isinstance(self.last, KroneckerFactors)
-        return repr(self.last) if factors else type(self.last).__name__
-
-    @property
     def lasting(self) -> bool:
         """Whether the D of this step is that of all that follow."""
         return self.current is self.last

@@ -65,6 +65,7 @@ class NonlinearCG(DataOptimizer):
     """
 
     data_parallel = True
+    learnt = ("promised", "directions_since_restart")
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class NonlinearCG(DataOptimizer):
         The parameters change only if the objective went down; otherwise they are bit for bit as
         before. After any error so are the optimiser's state and what it knows of the model.
         """
-        if not self._wants_to_step(data, closure):
+        if not self._begins(data, closure):
             return None
         samples = self._repeatable(data)
         with self._working() as objective:
@@ -164,14 +165,18 @@ class NonlinearCG(DataOptimizer):
         )
 
     def _remember(self, memory: Memory | None) -> None:
+        """Keep what the next step goes on from, once no rank can fail any more."""
         parameters, group = self.objective.parameters, self.param_groups[0]
         if memory is None:
             nothing = torch.zeros(parameters.numel, dtype=parameters.dtype).to(parameters.device)
             memory = Memory(nothing, nothing, 0.0, 0)
         # As they are without a scale, which a resumed run has to find anew.
         scale = self.objective.scale
-        self._set_vector(DIRECTION, memory.direction / scale)
-        self._set_vector(GRADIENT, memory.gradient / scale)
+        vectors = (memory.direction / scale, memory.gradient / scale)
+        direction, gradient = map(parameters.copied_pieces, vectors)
+        self.objective.ranks.settle()
+        self._set_pieces(DIRECTION, direction)
+        self._set_pieces(GRADIENT, gradient)
         group["promised"] = memory.promised / scale
         group["directions_since_restart"] = memory.count
 
@@ -209,10 +214,12 @@ class _Step:
             if result is None:
                 parameters.assign(theta)
         if result is None:
-            self.optimizer._remember(None)
             if found.value < start.value:
-                return account.refused(Status.NO_DECREASE, SCALED_AWAY)
-            return account.refused_for_noise(self.data, theta, self.optimizer._generator())
+                result = account.refused(Status.NO_DECREASE, SCALED_AWAY)
+            else:
+                generator = self.optimizer._generator()
+                result = account.refused_for_noise(self.data, theta, generator)
+            self.optimizer._remember(None)
         return result
 
     def search(self, theta: Tensor, start: Evaluation, slope: float) -> NonlinearCGResult:
@@ -250,8 +257,8 @@ class _Step:
                 return None
         else:
             self.objective.parameters.assign(point)
-        self.optimizer._remember(memory)
         self.account.note(step_norm=length(step))
+        self.optimizer._remember(memory)
         return value
 
     def value_and_gradient(self, point: Tensor) -> tuple[float, Tensor]:
