@@ -89,6 +89,28 @@ def test_the_search_begins_before_the_basis_is_read(monkeypatch: pytest.MonkeyPa
     assert held["noise"][1].batch is held["evaluation"][1].batch
 
 
+def test_each_evaluation_is_launched_once_on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the first trial ahead, and not again when the search asks for it."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(400, 200), nn.Sigmoid(), nn.Linear(200, 30), nn.Sigmoid()]
+    net = nn.Sequential(*layers, nn.Linear(30, 200), nn.Sigmoid(), nn.Linear(200, 400)).cuda()
+    images = torch.rand(1000, 400, generator=torch.Generator().manual_seed(2)).cuda()
+    optimizer = KSD(net, nn.BCEWithLogitsLoss(), dimension=8)
+    optimizer.step((images, images))
+    launches: list[Recording] = []
+    replay = Recording.__call__
+
+    def noted(recording: Recording) -> Any:
+        launches.append(recording)
+        return replay(recording)
+
+    monkeypatch.setattr(Recording, "__call__", noted)
+    steps = [optimizer.step((images, images)) for _ in range(6)]
+    assert all(step.status.moved for step in steps)
+    evaluation = optimizer.objective.recordings._held["evaluation"][1]
+    assert launches.count(evaluation) == sum(step.evaluations for step in steps)
+
+
 @pytest.mark.parametrize("options", [{}, {"lr": 0.5}])
 def test_the_step_that_is_kept_is_the_one_that_was_taken(options: dict[str, Any]) -> None:
     """By a recording, or around it."""

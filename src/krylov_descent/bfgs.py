@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from krylov_descent.bundle import shortest_in_hull
-from krylov_descent.line_search import Bracket, Trial, wolfe_search
+from krylov_descent.line_search import Trial, wolfe_search
 
 # Of few numbers: NumPy's operations on them take a fifth of torch's time, and a GPU waits for them.
 Vector = NDArray[np.float64]
@@ -34,8 +34,6 @@ Function = Callable[[Vector], tuple[float, Vector]]
 EPSILON = sys.float_info.epsilon
 # Of a bundle at a kink.
 MOST_GRADIENTS = 12
-# From one line to the next the predicted decrease falls to a third or so.
-LITTLE = 4.0
 
 
 class StopReason(StrEnum):
@@ -46,40 +44,6 @@ class StopReason(StrEnum):
     ITERATION_LIMIT = "the iteration limit was reached"
     NO_DECREASE = "the line search found no acceptable step"
     START_NOT_FINITE = "the value or the gradient at the start is not finite"
-
-
-@dataclass(frozen=True, slots=True)
-class Trying:
-    """A trial that is about to be made, and all that the ones after it depend on.
-
-    Attributes:
-        point: from where [m].
-        value: there.
-        gradient: there [m].
-        direction: along which [m].
-        slope: there, along it.
-        step: how far.
-        bracket: what is known of other steps along it.
-        inverse_hessian: [m, m]; overwritten later.
-        is_identity: whether that has not learnt anything yet.
-        noise: of a value, as the search was told.
-    """
-
-    point: Vector
-    value: float
-    gradient: Vector
-    direction: Vector
-    slope: float
-    step: float
-    bracket: Bracket
-    inverse_hessian: Vector
-    is_identity: bool
-    noise: float
-
-    @property
-    def may_be_the_last(self) -> bool:
-        """Whether so little is left to gain that the search may well end behind this trial."""
-        return -self.slope / 2 <= LITTLE * self.noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +66,6 @@ def minimize_bfgs(
     initial: tuple[float, Vector] | None = None,
     max_iterations: int = 30,
     noise: float = 0.0,
-    foresee: Callable[[Trying], None] | None = None,
 ) -> BFGSResult:
     """Minimise a smooth function of a few dozen variables.
 
@@ -114,7 +77,6 @@ def minimize_bfgs(
         max_iterations: the most line searches to make (the paper: at most 30).
         noise: standard deviation of the absolute error of one value. With 0 the search goes on
             to the limits of float64.
-        foresee: told of each trial before the function is called for it.
 
     Cost beside the evaluations: O(m²) operations an iteration and one m × m matrix.
     """
@@ -161,7 +123,6 @@ def minimize_bfgs(
             first_step=_first_step(last_decrease, predicted_decrease),
             noise=value_error,
             weak=True,
-            foresee=_telling(foresee, current, direction, slope, inverse_hessian, noise),
         )
         iterations += 1
         evaluations += search.evaluations
@@ -265,26 +226,6 @@ def _along(function: Function, start: _Iterate, direction: Vector) -> Callable[[
         return Trial(step, value, float(gradient @ direction), gradient)
 
     return evaluate
-
-
-def _telling(
-    foresee: Callable[[Trying], None] | None,
-    start: _Iterate,
-    direction: Vector,
-    slope: float,
-    inverse_hessian: _InverseHessian,
-    noise: float,
-) -> Callable[[float, Bracket], None] | None:
-    """What the line search tells of its trials, with the rest that the next ones depend on."""
-    if foresee is None:
-        return None
-    line = start.point, start.value, start.gradient, direction, slope
-    learnt = inverse_hessian.matrix, inverse_hessian.is_identity
-
-    def tell(step: float, bracket: Bracket) -> None:
-        foresee(Trying(*line, step, bracket, *learnt, noise))
-
-    return tell
 
 
 def _check_arguments(start: Vector, max_iterations: int, noise: float) -> None:

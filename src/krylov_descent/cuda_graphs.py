@@ -297,7 +297,7 @@ def _may_be_recorded_at_once(network: Network) -> bool:
 def _nothing_collected() -> Iterator[None]:
     """For a while Python does not look for what is not used any more.
 
-    To let go of another recording may mean to wait for the GPU, which ends this one.
+    What is let go may wait for the GPU, or free memory of it, which ends a recording.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -89,14 +89,6 @@ class Point(NamedTuple):
     slope: float
 
 
-class Bracket(NamedTuple):
-    """What a line search has learnt from its trials, the start included."""
-
-    shorter: Point  # the one that was ``low`` before
-    low: Point  # the longest that was too short
-    high: Point | None  # the shortest that was too far; NaN if nothing can be interpolated with it
-
-
 class _Verdict(Enum):
     TOO_SHORT = auto()
     TOO_FAR = auto()
@@ -115,7 +107,6 @@ def wolfe_search(
     curvature: float = CURVATURE,
     max_evaluations: int = 20,
     weak: bool = False,
-    foresee: Callable[[float, Bracket], None] | None = None,
 ) -> LineSearchResult:
     """Find a step that meets the strong Wolfe conditions.
 
@@ -132,7 +123,6 @@ def wolfe_search(
         curvature: the part of the first slope that may remain.
         max_evaluations: the most trials to make.
         weak: whether the weak Wolfe conditions are enough.
-        foresee: told of each step before it is tried, and of what led to it.
 
     Memory: at most four trials are held at a time: ``start``, the best, the shortest that was too
     far and the newest.
@@ -160,12 +150,10 @@ def wolfe_search(
         return _Verdict.STRONG_WOLFE if values_tell else _Verdict.APPROXIMATE_WOLFE
 
     best, beyond = start, None
-    shorter = low = _point(start)
-    high: Point | None = None
+    shorter = low = _point(start)  # the longest that was too short, and the one before it
+    high: Point | None = None  # the shortest too far; NaN if nothing can be interpolated with it
     step, width = first_step, math.inf
     for evaluations in range(1, max_evaluations + 1):
-        if foresee is not None:
-            foresee(step, Bracket(shorter, low, high))
         trial = evaluate(step)
         if is_sound(trial) and trial.value < best.value:
             best = trial

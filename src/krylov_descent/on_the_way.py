@@ -14,16 +14,13 @@ class Arriving:
     Args:
         numbers: on the CPU, pinned if they come from a GPU; of any shape.
         device: where they come from.
-
-    Attributes:
-        arrival: when they are there; None where they are there already.
     """
 
     def __init__(self, numbers: Tensor, device: torch.device) -> None:
         self._numbers = numbers
-        self.arrival: torch.cuda.Event | None = None
+        self._arrival: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self.arrival = torch.cuda.current_stream(device).record_event()
+            self._arrival = torch.cuda.current_stream(device).record_event()
 
     def read(self) -> Any:
         """The number, or a list of them."""
@@ -31,8 +28,8 @@ class Arriving:
 
     def tensor(self) -> Tensor:
         """The same as a tensor on the CPU."""
-        if self.arrival is not None:
-            self.arrival.synchronize()
+        if self._arrival is not None:
+            self._arrival.synchronize()
         return self._numbers
 
 

@@ -4,10 +4,8 @@ What a search on a GPU asks for, with little for the host to do: an evaluation i
 fetches the coefficients from the host and brings value and projected gradient there, and so are the
 measurement of noise and the step that is taken in the end. They are made ready while the GPU is
 busy with the basis, and the evaluation with which every search begins, c = 0, is launched right
-behind that, and the noise behind it: both are the same whatever the basis turns out to be. Any
-other point that will probably be asked for can be launched ahead, too; and where the GPU itself
-finds the point after a trial (`tensor_cores.foresight`), it goes on with that while the host
-decides.
+behind that, and the noise behind it: both are the same whatever the basis turns out to be. Another
+point that will probably be asked for can be launched ahead, too.
 """
 
 from collections.abc import Callable
@@ -23,22 +21,20 @@ from krylov_descent.aliased import Aliased
 from krylov_descent.batches import Batch, Samples
 from krylov_descent.bfgs import Vector
 from krylov_descent.branches import begin, side_by_side
-from krylov_descent.cuda_graphs import Recording, is_on_tensor_cores
-from krylov_descent.exchanges import Ahead, Exchange, exchange_for, write
+from krylov_descent.cuda_graphs import Recording
 from krylov_descent.network import Network
 from krylov_descent.noise import NOISE_POINTS, ORDER, error_sums, noise_steps
 from krylov_descent.objective import Objective
 from krylov_descent.on_the_way import Arriving, OnTheWay, placed
 from krylov_descent.parameters import FlatParameters
 from krylov_descent.reach import losses_and_reach
+from krylov_descent.search_mailbox import SearchMailbox, write
 from krylov_descent.streams import beside_what_follows
 from krylov_descent.tensor_cores.entry import under_way
 from krylov_descent.tensor_cores.transfers import brought, fetched
 
 # Names of recordings.
 EVALUATION, NOISE, STEP = "evaluation", "noise", "step"
-# Relative to the largest: θ + Vc is in float32.
-CLOSE = 1e-9
 
 
 def launched_objective(
@@ -69,8 +65,8 @@ def launched_objective(
         arriving, step_before = OnTheWay(normaliser), previous()
     given = (theta, normaliser, step_before)
 
-    def exchange(network: Aliased, *_: Any) -> Exchange:
-        return exchange_for(len(slots), slots, tensor_cores=is_on_tensor_cores(network))
+    def mailbox(*_: Any) -> SearchMailbox:
+        return SearchMailbox(len(slots), slots)
 
     evaluation = recordings.load(
         EVALUATION,
@@ -78,7 +74,7 @@ def launched_objective(
         batch,
         *given,
         fixed=(slots,),
-        held=exchange,
+        held=mailbox,
         since=since,
     )
     if evaluation is None:
@@ -106,20 +102,19 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _UnderWay:
+class _Evaluation:
     """An evaluation that was launched.
 
     Attributes:
-        coefficients: c of its point θ + Vc [r], or with zeros behind it; known when the evaluation
-            before it is.
-        numbers: value and Vᵀ∇f [1 + K + m].
+        coefficients: c of its point θ + Vc [r].
+        numbers: value and Vᵀ∇f [1 + K + m]; overwritten by the next evaluation.
     """
 
     coefficients: Vector
     numbers: Arriving
 
     def read(self) -> tuple[float, Vector]:
-        """Value and Vᵀ∇f [K + m]; waits for them. A later launch overwrites them."""
+        """Value and Vᵀ∇f [K + m]; waits for them."""
         numbers = self.numbers.tensor().numpy()
         return float(numbers[0]), numbers[1:]
 
@@ -128,7 +123,9 @@ class RecordedObjective:
     """f_C in coefficients of the rows of a basis, around θ; the evaluation at θ is launched.
 
     Evaluating may write the point into the module's parameters, and leaves it there. What is
-    launched and never asked for does so, too, before all that is launched later.
+    launched and never asked for does so, too, before all that is launched later. It also writes to
+    pinned memory of the recordings: read the last evaluation, or call `Recordings.finish`, before
+    they can be let go.
 
     Args:
         objective: f.
@@ -157,11 +154,8 @@ class RecordedObjective:
         self.samples, self._arriving = samples, normaliser
         self._evaluation, self._step = evaluation, step
         self._device = objective.parameters.device
-        self._exchange: Exchange = evaluation.result
-        self._launched = 0
-        self._foresees = self._misled = False
-        self._under_way: list[_UnderWay] = []
-        self._at_theta = self._last = self._launch(np.zeros(0))
+        self._mailbox: SearchMailbox = evaluation.result
+        self._at_theta = self._newest = self._launch(np.zeros(0))
         self.noise = None if noise is None else Arriving(noise(), self._device)
         # Made ready for later, while the GPU is busy.
         self._pieces = [] if step is None else objective.parameters.empty_pieces()
@@ -171,46 +165,33 @@ class RecordedObjective:
         """What the sum of the losses is divided by, which is waited for."""
         return float(self._arriving.read())
 
-    def __call__(self, coefficients: Vector, ahead: Ahead | None = None) -> tuple[float, Vector]:
-        """Value and Vᵀ∇f [K + m] at θ + Vc, given c [r] of the first r rows.
+    def __call__(self, coefficients: Vector) -> tuple[float, Vector]:
+        """Value and Vᵀ∇f [K + m] at θ + Vc; overwritten by the next evaluation.
 
-        Overwritten by the next evaluation. One that is under way at c is waited for.
+        If c is that of the newest evaluation, nothing is launched, and that one is waited for.
 
         Args:
-            coefficients: c.
-            ahead: what the points that will be asked for next depend on, where that is known.
+            coefficients: c [r] of the first r rows; not written to from now on.
         """
-        found = self._under_way.pop(0) if self._under_way else None
-        if found is None and self._foresees:
-            # Launched without sending anything, if the point is the one that is there.
-            next_point = self._exchange.next_point(self._launched - 1)
-            if _is_close(next_point, coefficients):
-                found = self._evaluate(next_point)
-        if found is not None and _is_close(found.coefficients, coefficients):
-            self._misled = False
-        else:
-            # A wrong point costs an evaluation, so the next one has to be right first.
-            self._misled = self._foresees
-            found = self._launch(coefficients, ahead)
-        ends = ahead is not None and ahead.trying.may_be_the_last
-        if self._foresees and not self._misled and not ends:
-            next_point = self._exchange.next_point(self._launched - 1)  # when `found` is there
-            self._under_way.append(self._evaluate(next_point))
-        self._last = found
-        return found.read()
+        if not np.array_equal(self._newest.coefficients, coefficients):
+            self.launch_ahead(coefficients)
+        return self._newest.read()
 
     def at_theta(self) -> tuple[float, Vector]:
-        """The same at θ; of all rows as they were made, before any were left out."""
+        """The same at θ; of all rows as they were made, before any were left out.
+
+        Ask before anything else is launched: there is one place for the numbers.
+        """
+        assert self._newest is self._at_theta, "the numbers at θ may be overwritten"
         return self._at_theta.read()
 
-    def launch_ahead(self, coefficients: Vector, ahead: Ahead | None = None) -> None:
+    def launch_ahead(self, coefficients: Vector) -> None:
         """Launch the evaluation at θ + Vc, which will probably be asked for next.
 
         Args:
             coefficients: c [r] of the first r rows; not written to from now on.
-            ahead: what the points after it depend on, where that is known.
         """
-        self._under_way.append(self._launch(coefficients, ahead))
+        self._newest = self._launch(coefficients)
 
     def take(self, coefficients: Vector) -> Taken | None:
         """Write θ + Vc into the parameters, c [r] of the first r rows; None where not recorded.
@@ -220,31 +201,17 @@ class RecordedObjective:
         if self._step is None:
             return None
         write(coefficients, self._step.result[0].numpy())
-        # What the GPU went on with is not waited for: it has nothing to do with the parameters.
-        moment = self._last.numbers.arrival if self._exchange.foresees else None
-        with beside_what_follows(moment, self._device):
-            _, norm, pieces = self._step()
-            norm_arriving = Arriving(norm, self._device)
-            torch._foreach_copy_(self._pieces, pieces)
+        _, norm, pieces = self._step()
+        norm_arriving = Arriving(norm, self._device)
+        torch._foreach_copy_(self._pieces, pieces)
         return Taken(self._pieces, norm_arriving)
 
-    def _launch(self, coefficients: Vector, ahead: Ahead | None = None) -> _UnderWay:
-        self._under_way.clear()  # what was launched and not asked for is not read any more
-        self._foresees = self._exchange.foresees and ahead is not None
-        self._exchange.send(self._launched, coefficients, ahead)
-        return self._evaluate(coefficients)
-
-    def _evaluate(self, coefficients: Vector) -> _UnderWay:
+    def _launch(self, coefficients: Vector) -> _Evaluation:
+        # One that nobody asked for may still be under way, and read some of these coefficients.
+        # Its numbers are overwritten by this one's, which follows it on the stream.
+        self._mailbox.send(coefficients)
         self._evaluation()
-        numbers = Arriving(self._exchange.numbers(self._launched), self._device)
-        self._launched += 1
-        return _UnderWay(coefficients, numbers)
-
-
-def _is_close(found: Vector, coefficients: Vector) -> bool:
-    """Whether these are the coefficients [r], but for rounding that θ + Vc knows nothing of."""
-    difference = np.abs(found[: len(coefficients)] - coefficients).max()
-    return bool(difference < CLOSE * np.abs(coefficients).max())  # which infinity is not
+        return _Evaluation(coefficients, Arriving(self._mailbox.numbers, self._device))
 
 
 def _evaluate(
@@ -255,9 +222,9 @@ def _evaluate(
     normaliser: Tensor,
     _: Tensor,
     *,
-    held: Exchange,
-) -> Exchange:
-    """An evaluation, for a recording; gives where it has its numbers from and brings them to."""
+    held: SearchMailbox,
+) -> SearchMailbox:
+    """An evaluation, for a recording; gives its mailbox."""
     # Copies are part of the recording: each would be a launch of its own.
     parameters = network.parameters
     point = torch.addmv(theta, slots.t(), held.coefficients())

@@ -157,15 +157,10 @@ class Coordinates:
             return np.zeros_like(a)  # in any coordinates
         return self._found.T @ a
 
-    @property
-    def from_basis(self) -> Vector:
-        """C⁻¹Tᵀ [r, r]: makes the gradient in the coordinates a of Vᵀ∇f."""
-        return self._found
-
     @np.errstate(over="ignore", invalid="ignore")
     def from_gradient(self, projected: Vector) -> Vector:
         """C⁻¹Tᵀ(Vᵀ∇f): the gradient in the coordinates a."""
-        return self.from_basis @ projected
+        return self._found @ projected
 
     @cached_property
     @one_thread()

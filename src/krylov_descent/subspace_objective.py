@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.batches import Samples
-from krylov_descent.bfgs import Trying, Vector
-from krylov_descent.exchanges import Ahead
-from krylov_descent.line_search import Bracket, Point
+from krylov_descent.bfgs import Vector
 from krylov_descent.noise import (
     NOISE_POINTS,
     error_sums,
@@ -68,9 +66,6 @@ class ObjectiveAround:
     def __call__(self, a: Vector) -> tuple[float, Vector]:
         """Value and gradient V̄ᵀ∇f [r] at a [r]; one gradient over C."""
         raise NotImplementedError
-
-    def foresee(self, trying: Trying) -> None:
-        """Be told which trial of a search the next evaluation is for."""
 
     def start(self) -> tuple[float, Vector]:
         """The same at a = 0, with which a search begins."""
@@ -169,7 +164,6 @@ class SubspaceObjective(ObjectiveAround):
         if recorded is not None and not recorded.normaliser:
             recorded = None  # the objective says what is wrong
         self._subspace, self._recorded = subspace, recorded
-        self._ahead: Ahead | None = None
         self.samples, self._normaliser = (
             (0, 1.0) if recorded is None else (recorded.samples, recorded.normaliser)
         )
@@ -189,13 +183,10 @@ class SubspaceObjective(ObjectiveAround):
             self.samples, self._normaliser = found.samples, found.normaliser
             value, projected = found.value, self._subspace.project(found.gradient).numpy()
         else:
-            value, projected = self._recorded(self._coordinates.to_basis(a), self._ahead)
+            value, projected = self._recorded(self._coordinates.to_basis(a))
             projected = projected[: self._subspace.rank]
         self.samples_seen += self.samples
         return value, self._coordinates.from_gradient(projected)
-
-    def foresee(self, trying: Trying) -> None:
-        self._ahead = Ahead(trying, self._coordinates.from_basis)
 
     def noise(self, value: float, gradient: Vector, previous: Callable[[], Tensor]) -> float:
         """As `ObjectiveAround` has it; and the evaluation that a search goes on with is launched.
@@ -205,22 +196,7 @@ class SubspaceObjective(ObjectiveAround):
         noise = super().noise(value, gradient, previous)
         if self._recorded is not None:
             # As BFGS begins: with the unit matrix and a step of 1.
-            slope, matrix = -float(gradient @ gradient), np.eye(len(gradient))
-            start = Point(0.0, value, slope)
-            first = Trying(
-                point=np.zeros_like(gradient),
-                value=value,
-                gradient=gradient,
-                direction=-gradient,
-                slope=slope,
-                step=1.0,
-                bracket=Bracket(start, start, None),
-                inverse_hessian=matrix,
-                is_identity=True,
-                noise=noise,
-            )
-            ahead = Ahead(first, self._coordinates.from_basis)
-            self._recorded.launch_ahead(self._coordinates.to_basis(-gradient), ahead)
+            self._recorded.launch_ahead(self._coordinates.to_basis(-gradient))
         return noise
 
     def take(self, a: Vector) -> Taken | None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent import KSD, recorded_objective
+from krylov_descent import KSD
 from krylov_descent.batches import Batch, as_samples
 from krylov_descent.cuda_graphs import Part
 from krylov_descent.network import Network
@@ -108,6 +108,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Recordings, "room", room)
     monkeypatch.setattr(Recordings, "load", load)
     monkeypatch.setattr(Recordings, "beside", beside)
+    monkeypatch.setattr(Recordings, "finish", lambda self: order.append("finish"))
     monkeypatch.setattr(LaunchedSubspace, "there", noted_there)
     monkeypatch.setattr(Arriving, "tensor", noted_tensor)
     return order
@@ -166,10 +167,36 @@ def test_an_evaluation_that_is_under_way_is_not_launched_again(played: list[str]
         right, gradient = expected(torch.cat([asked, asked.new_zeros(1)]))
         assert value == pytest.approx(right, rel=1e-12)
         torch.testing.assert_close(torch.from_numpy(projected), gradient)
-    # What was read is not under way any more; other results may be in its place.
-    played.clear()
-    function(first.numpy())
-    assert played == ["evaluation", "read"]
+    # The newest is still there; the one before it was overwritten.
+    for asked, order in [(first, ["read"]), (second, ["evaluation", "read"])]:
+        played.clear()
+        function(asked.numpy())
+        assert played == order
+
+
+def test_a_point_beside_the_one_that_is_under_way_is_evaluated(played: list[str]) -> None:
+    """However close it is: with a float64 model a search at a kink tells such points apart."""
+    slots, data = numbers(3, 4), other_targets_each_time()[0]
+    function, *_ = recorded(played, slots, data)
+    there = numbers(3, seed=5).numpy()
+    for beside in (np.nextafter(there, np.inf), there[:2], np.full(3, np.inf), np.full(3, np.nan)):
+        played.clear()
+        function.launch_ahead(there)
+        value, _ = function(beside)
+        assert played == ["evaluation", "evaluation", "read"]
+        assert np.isfinite(value) == np.isfinite(beside).all()
+
+
+def test_numbers_at_theta_are_not_read_from_another_evaluation(played: list[str]) -> None:
+    slots, data = numbers(3, 4), other_targets_each_time()[0]
+    function, objective, _ = recorded(played, slots, data)
+    value, projected = function.at_theta()
+    expected = objective.value_and_gradient(data)
+    assert value == pytest.approx(expected.value, rel=1e-12)
+    torch.testing.assert_close(torch.from_numpy(projected), slots @ expected.gradient)
+    function.launch_ahead(numbers(2, seed=5).numpy())
+    with pytest.raises(AssertionError, match="the numbers at θ may be overwritten"):
+        function.at_theta()
 
 
 def test_what_nobody_asked_for_is_overwritten_by_the_step(played: list[str]) -> None:
@@ -308,7 +335,7 @@ def test_a_basis_that_is_refused_leaves_the_parameters_bit_for_bit(played: list[
     before = model.p.detach().clone()
     result = KSD(model, row_sums, curvature="hessian").step((torch.ones(4, 3), None))
     assert "a curvature product on B is not finite" in result.reason
-    assert played[-4:] == ["evaluation", "noise", "there", "read"]
+    assert played[-5:] == ["evaluation", "noise", "there", "read", "finish"]
     assert torch.equal(model.p.view(torch.int32), before.view(torch.int32))
 
 
@@ -321,7 +348,27 @@ def test_a_search_that_noise_ends_leaves_the_parameters_bit_for_bit(
     monkeypatch.setattr("krylov_descent.subspace_objective.noise_from", lambda sums: 1e30)
     result = KSD(model, nn.CrossEntropyLoss()).step(classes())
     assert (result.status, result.evaluations) == (Status.NO_DECREASE, 1)
-    assert played.count("evaluation") == 2
+    search = played[played.index("there") + 1 :]
+    assert search[:6] == [*["read"] * 4, "evaluation", "finish"]
+    assert torch.equal(parameters_of(model), before)
+
+
+@pytest.mark.parametrize("where", ["objective_in", "minimize_bfgs"])
+def test_a_step_that_is_interrupted_waits_for_what_it_launched(
+    played: list[str], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """It writes to memory of the host, which may be let go with the optimiser."""
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        played.append("interrupted")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"krylov_descent.optimizers.ksd.{where}", interrupt)
+    model = net()
+    before = parameters_of(model)
+    with pytest.raises(KeyboardInterrupt):
+        KSD(model, nn.CrossEntropyLoss()).step(classes())
+    assert played[-2:] == ["interrupted", "finish"]
     assert torch.equal(parameters_of(model), before)
 
 
@@ -337,7 +384,7 @@ def test_an_error_in_the_search_leaves_the_parameters_bit_for_bit(
     monkeypatch.setattr("krylov_descent.subspace_objective.noise_from", fail)
     with pytest.raises(RuntimeError, match="in the midst of it"):
         KSD(model, nn.CrossEntropyLoss()).step(classes())
-    assert played[played.index("there") :] == ["there"] + ["read"] * 4
+    assert played[played.index("there") :] == ["there", *["read"] * 4, "finish"]
     assert torch.equal(parameters_of(model), before)
 
 
@@ -350,11 +397,3 @@ def test_samples_of_which_none_counts_are_refused() -> None:
     with pytest.raises(ValueError, match="every target is ignored"):
         optimizer.step((inputs, labels), objective_data=(inputs, torch.full_like(labels, 7)))
     assert torch.equal(parameters_of(model), before)
-
-
-def test_a_point_that_is_not_finite_is_never_taken_for_one_that_is() -> None:
-    infinite, finite = np.array([1.0, np.inf]), np.array([1.0, 2.0])
-    assert not recorded_objective._is_close(finite, infinite)
-    assert not recorded_objective._is_close(infinite, finite)
-    assert not recorded_objective._is_close(np.array([1.0, np.nan]), finite)
-    assert recorded_objective._is_close(np.array([1.0, 2.0 + 1e-12, 0.0]), finite)

@@ -594,7 +594,6 @@ class _Step:
             initial=(start, gradient),
             max_iterations=self.optimizer.bfgs_iterations,
             noise=noise,
-            foresee=function.foresee,
         )
         self.account.note(noise=noise, iterations=best.iterations, evaluations=best.evaluations + 1)
         self.account.count(function.samples_seen)

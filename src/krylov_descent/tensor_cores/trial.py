@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,14 +14,12 @@ from krylov_descent.tensor_cores import (
     basis_vectors,
     chains,
     entropies,
-    foresight,
     halves,
     kernels,
     vectors,
 )
 from krylov_descent.tensor_cores.chains import Stage
 from krylov_descent.tensor_cores.entropies import Delta
-from krylov_descent.tensor_cores.foresight import Foresight
 from krylov_descent.tensor_cores.halves import Function, Halves, Product
 from krylov_descent.tensor_cores.knowledge import Bounds
 from krylov_descent.tensor_cores.vectors import Sum
@@ -101,8 +98,6 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
     yield partial(halves.square, _nothing((64, 64), device), bound)
     for x in (rows, rows.view(-1)[:-2].view(2, -1)):
         yield from _entropies(x, bound)
-    for count in (foresight.LEAST, foresight.MOST):
-        yield partial(_look_ahead, count, device)
     for dtype in (torch.float32, torch.float64):
         number = torch.zeros(1, dtype=dtype, device=device)
         yield partial(vectors.move, torch.zeros(1, dtype=dtype, pin_memory=True), number)
@@ -127,13 +122,6 @@ def _entropies(x: Tensor, bound: Tensor) -> Iterator[Callable[[], object]]:
     losses, delta = torch.empty_like(x[:, 0]), Delta(torch.empty_like(x), room, x[0], bound, bound)
     for wanted in ({"losses": losses}, {"delta": delta}, {"losses": losses, "delta": delta}):
         yield partial(entropies.cross_entropy, x, x, **wanted)
-
-
-def _look_ahead(rows: int, device: torch.device) -> None:
-    found = Foresight(rows, device)
-    found.send(0, np.zeros(0), None)
-    value = torch.zeros((), dtype=torch.float64, device=device)
-    found.bring(value, torch.zeros(rows, dtype=torch.float32, device=device))
 
 
 def _less_a_column(b: Halves, along: bool) -> Halves:
