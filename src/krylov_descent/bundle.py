@@ -54,7 +54,8 @@ def hull_weights(vectors: Array) -> Array:
         active = weights > 0
         active[gain.argmax()] = True
         weights = _least_squares(matrix, target, weights, active)
-    return weights / weights.sum()
+    normalised: Array = weights / weights.sum()
+    return normalised
 
 
 def _least_squares(
