@@ -91,7 +91,8 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator(CUDA).manual_seed(seed))
+    generator = torch.Generator(CUDA).manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device=CUDA)
 
 
 @pytest.mark.gpu
