@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from krylov_descent import KSD
 
+CPU = torch.device("cpu")
 MOST_REFUSED = 3
 # Times the rounding of the loss at the beginning, or of the gradient's norm.
 AT_ROUNDING = 10.0
@@ -81,11 +82,12 @@ class Run:
     passes: float
 
 
-def train(kind: str, seed: int, steps: int) -> Run:
+def train(kind: str, seed: int, steps: int, device: torch.device = CPU) -> Run:
     """Train with the defaults, until the true end, a stall, or so many steps."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, loss, data = KINDS[kind]()
+        model, loss, (inputs, targets) = KINDS[kind]()
+    model, data = model.to(device), (inputs.to(device), targets.to(device))
     optimizer = KSD(model, loss)
     rounding = AT_ROUNDING * torch.finfo(data[0].dtype).eps
     first, refused, most, passes, made = 0.0, 0, 0, 0.0, 0
