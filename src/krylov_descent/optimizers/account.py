@@ -75,20 +75,23 @@ class Account:
         """The result of a step that was not."""
         return self._result(status, reason or status.value, None)
 
-    def refused_for_noise(
-        self, samples: Samples, theta: Tensor, generator: torch.Generator
+    def no_decrease(
+        self, why: str, samples: Samples, theta: Tensor, generator: torch.Generator
     ) -> StepResult:
         """The result of a step that found no decrease, with the noise of the gradient.
 
-        The arguments are those of `gradient_noise`.
+        Args:
+            why: the search ended, as a sentence.
+            samples: see `gradient_noise`, as for all that follow.
+            theta: likewise.
+            generator: likewise.
         """
         noise = gradient_noise(self._objective, samples, theta, generator)
         self.count(2 * self._numbers["objective_samples"])
         self.note(gradient_noise=noise)
         norm, scale = self._numbers["gradient_norm"], self._objective.scale
-        status = Status.NO_DECREASE
         told = f"the gradient's norm is {norm / scale:.2g}, its noise {noise / scale:.2g}"
-        return self._result(status, f"{status.value}; {told}", None)
+        return self._result(Status.NO_DECREASE, f"no decrease: {why}; {told}", None)
 
     def _result(self, status: Status, reason: str, loss_after: float | None) -> StepResult:
         self._watch.lap("search")

@@ -448,7 +448,7 @@ class _Step:
         if best.value < start:
             return account.refused(Status.NO_DECREASE, SCALED_AWAY)
         generator = self.optimizer._generator()
-        return account.refused_for_noise(objective_set, theta, generator)
+        return account.no_decrease(str(best.reason), objective_set, theta, generator)
 
     def gradient_and_sets(
         self, samples: Samples, curvature_data: Any, objective_data: Any

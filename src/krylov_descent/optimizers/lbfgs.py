@@ -165,7 +165,8 @@ class LBFGS(DataOptimizer):
                 objective.parameters.assign(theta)
         if result is None:
             self.state.clear()
-            return account.refused_for_noise(data, theta, self._generator())
+            why = "torch's line search found no lower value"
+            return account.no_decrease(why, data, theta, self._generator())
         return result
 
     def _torchs(self, rate: float) -> torch.optim.LBFGS:

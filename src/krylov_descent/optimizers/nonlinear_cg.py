@@ -218,7 +218,7 @@ class _Step:
                 result = account.refused(Status.NO_DECREASE, SCALED_AWAY)
             else:
                 generator = self.optimizer._generator()
-                result = account.refused_for_noise(self.data, theta, generator)
+                result = account.no_decrease(str(found.reason), self.data, theta, generator)
             self.optimizer._remember(None)
         return result
 
