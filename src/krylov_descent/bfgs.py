@@ -146,7 +146,7 @@ def minimize_bfgs(
         elif predicted_decrease <= value_error:
             return finish(StopReason.BELOW_NOISE)
         else:
-            # A kink, it seems: what the gradients on both sides of it say together comes next.
+            # There is a kink: next comes the direction that descends on both of its sides.
             if current.value < previous.value:
                 bundle.clear()
             if search.beyond is None or len(bundle) == MOST_GRADIENTS:

@@ -20,8 +20,9 @@ from krylov_descent.threads import one_thread
 
 ORDER = 3  # of the differences
 NOISE_POINTS = 4
-# How much closer the points of another measurement are, and by how much an estimate falls at least
-# that is not rounding. A kink that happens to lie beside a point may hide that once.
+# CLOSER: the factor between the distances of two measurements. FALL: an estimate that is not
+# rounding falls at least by this factor. STAYS: one that did not fall so often in a row is
+# rounding; once is not enough, because a kink close to a point can hide the fall.
 CLOSER, FALL, STAYS, MOST_MEASUREMENTS = 16.0, 4.0, 2, 6
 
 
@@ -45,8 +46,8 @@ def settled_noise(measure: Callable[[float], float], limit: float) -> float:
     measured again closer in, until it is believable or stays.
 
     Args:
-        measure: the noise that points show which are so many times as far apart (1 or less) as
-            `noise_steps` has it; not finite where a value is not.
+        measure: from a factor (1 or less) to the noise that is estimated from points at that many
+            times the distance of `noise_steps`; not finite where a value is not.
         limit: the most that is believed without a second measurement, √ε of the value or so.
 
     Returns:

@@ -81,10 +81,10 @@ class Account:
         """The result of a step that found no decrease, with the noise of the gradient.
 
         Args:
-            why: the search ended, as a sentence.
-            samples: see `gradient_noise`, as for all that follow.
-            theta: likewise.
-            generator: likewise.
+            why: a sentence on why the search ended.
+            samples: the set that was searched on, for the gradient's noise.
+            theta: θ [n], where the parameters are.
+            generator: of the random signs in that measurement.
         """
         noise = gradient_noise(self._objective, samples, theta, generator)
         self.count(2 * self._numbers["objective_samples"])

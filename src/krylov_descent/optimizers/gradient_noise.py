@@ -22,7 +22,7 @@ def gradient_noise(
         theta: θ [n], where the parameters are, before and after.
         generator: of the signs, in the same state on every rank.
 
-    Cost: two gradients over the samples, and five vectors.
+    Cost: two gradients over the samples, and a few vectors [n].
     """
     signs = torch.randint(0, 2, theta.shape, generator=generator).to(theta) * 2 - 1
     try:

@@ -144,6 +144,10 @@ class KSD(DataOptimizer):
     host, blocks of a sixteenth of it, of 64 MiB at most, come on top. A sharded basis sends about
     2n numbers per evaluation, where the replicated one sends K + m + 1.
 
+    The table is for steps that are taken. A step that finds no decrease takes a few vectors more,
+    for the noise of its gradient, and the steps after it may have up to `activation_memory` of
+    basis (see `optimizers.escalation`).
+
     Activations: those of one micro-batch; for curvature products the graphs of all of B while
     they fit `activation_memory`, else they are rebuilt for each product (`graphs_kept`). With CUDA
     graphs, which are for models up to 16 MiB, the basis, activations (of A up to 1 GiB) and each

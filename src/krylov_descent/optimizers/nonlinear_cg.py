@@ -60,7 +60,8 @@ class NonlinearCG(DataOptimizer):
 
     Cost of a step: a gradient over the data for each trial of a line search, one for the start,
     and four forward passes that measure the noise of the values. Memory beyond the model, the
-    data and activations: 12 vectors of n numbers, two of them kept between steps. With
+    data and activations: 12 vectors of n numbers, two of them kept between steps, and up to 7 more
+    where a line search stands at a kink. With
     `cuda_graphs` a copy of the data and activations (up to 1 GiB) stay allocated.
     """
 
