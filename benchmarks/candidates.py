@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.workloads import Workload
 from krylov_descent import Objective
-from krylov_descent.curvature import Curvature, CurvatureKind
+from krylov_descent.curvature.products import Curvature, CurvatureKind
 
 OURS, EAGER, COMPILED = "krylov-descent", "curvlinops", "curvlinops, compiled"
 PEER = "curvlinops-for-pytorch"  # the distribution

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 import krylov_descent
 from krylov_descent import KSD, LBFGS, FirstOrder, HessianFree, KroneckerFactors, NonlinearCG
-from krylov_descent.objective import Objective
+from krylov_descent.objective.evaluation import Evaluation
+from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import StepResult
-from krylov_descent.sums import Evaluation
 
 LIBRARY = str(Path(krylov_descent.__file__).parent)
 LAST = "_result"  # which makes the result of a step that is done

@@ -16,7 +16,7 @@ from benchmarks import peak
 from benchmarks.environment import sentence
 from benchmarks.parts import Part, Section, Sections, Setting, markdown
 from krylov_descent import KSD
-from krylov_descent.curvature import CurvatureKind
+from krylov_descent.curvature.products import CurvatureKind
 
 STEPS = 4  # the last has three previous steps, the default
 BOUND = 12  # the promise is K + 3m + 3 vectors

@@ -24,7 +24,7 @@ from benchmarks.parts import Part, Section, Setting
 from benchmarks.product_tables import autoencoder_table, models_table
 from benchmarks.timing import spread, timed
 from benchmarks.workloads import WORKLOADS, Workload
-from krylov_descent.curvature import CurvatureKind
+from krylov_descent.curvature.products import CurvatureKind
 
 # The README's table has Fisher's matrix too.
 CURVATURES: dict[str, Sequence[CurvatureKind]] = {"autoencoder": KINDS}

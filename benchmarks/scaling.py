@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from krylov_descent.distributed import Sent
+from krylov_descent.runtime.ranks import Sent
 
 DOCS = Path(__file__).parents[1] / "docs"
 SMALL = 8  # bytes of a number that is no entry of a vector: float64 or int64

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD
-from krylov_descent.bfgs import StopReason
+from krylov_descent.algorithms.bfgs import StopReason
 
 CPU = torch.device("cpu")
 MOST_REFUSED = 3

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.curvature import Curvature, CurvatureKind, CurvatureProduct
-from krylov_descent.objective import Objective
+from krylov_descent.curvature.products import Curvature, CurvatureKind, CurvatureProduct
+from krylov_descent.objective.objective import Objective
 from tests import dense
 from tests.matrices import numbers
 from tests.problems import Problem

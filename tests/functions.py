@@ -9,7 +9,7 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from krylov_descent.bfgs import StopReason, Vector, minimize_bfgs
+from krylov_descent.algorithms.bfgs import StopReason, Vector, minimize_bfgs
 
 Function = Callable[[Tensor], tuple[float, Tensor]]
 Problem = tuple[Function, Tensor]

@@ -1,15 +1,19 @@
 """Krylov Subspace Descent: second-order training without a learning rate and without damping."""
 
-from krylov_descent.kronecker import KroneckerFactors
-from krylov_descent.objective import Objective
+from krylov_descent.curvature.preconditioners.kronecker import KroneckerFactors
+from krylov_descent.curvature.preconditioners.preconditioner import (
+    FisherDiagonal,
+    Identity,
+    Preconditioner,
+)
+from krylov_descent.objective.evaluation import Evaluation
+from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.first_order import FirstOrder
 from krylov_descent.optimizers.hessian_free import HessianFree
-from krylov_descent.optimizers.ksd import KSD
+from krylov_descent.optimizers.ksd.ksd import KSD
 from krylov_descent.optimizers.lbfgs import LBFGS
 from krylov_descent.optimizers.nonlinear_cg import NonlinearCG
 from krylov_descent.optimizers.result import Status, StepResult
-from krylov_descent.preconditioner import FisherDiagonal, Identity, Preconditioner
-from krylov_descent.sums import Evaluation
 
 __version__ = "0.1.0"
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.flops import LinearStack, StepFlops
 from benchmarks.workloads import autoencoder_workload
 from krylov_descent import Objective
-from krylov_descent.curvature import Curvature
+from krylov_descent.curvature.products import Curvature
 from krylov_descent.laboratory.models import autoencoder
 
 SAMPLES = 7

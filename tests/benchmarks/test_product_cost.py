@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmarks import agreement, candidates, product, product_tables, workloads
 from benchmarks.environment import describe
-from krylov_descent.curvature import CurvatureKind
+from krylov_descent.curvature.products import CurvatureKind
 
 # Importing curvlinops compiles something with it.
 pytestmark = pytest.mark.filterwarnings(

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from krylov_descent import KroneckerFactors
-from krylov_descent.distributed import Ranks
 from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.runtime.ranks import Ranks
 from tests.distributed.group import Group
 from tests.distributed.work import SAMPLES, make, own, rank
 from tests.optimizers.nets import classes, net, parameters_of

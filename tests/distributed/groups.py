@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from krylov_descent import KSD
-from krylov_descent.objective import Objective
+from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.base import DataOptimizer
 from tests.distributed.work import SAMPLES, make, rank
 from tests.optimizers.nets import classes, net, parameters_of

@@ -15,12 +15,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
 from krylov_descent import KSD, FirstOrder, KroneckerFactors
-from krylov_descent.basis import StoredBasis
-from krylov_descent.objective import Objective
+from krylov_descent.algorithms.basis_storage import StoredBasis
+from krylov_descent.curvature.preconditioners.preconditioner import FisherDiagonal
+from krylov_descent.objective.evaluation import Evaluation
+from krylov_descent.objective.objective import Objective
+from krylov_descent.objective.parameters import FlatParameters
 from krylov_descent.optimizers.base import DataOptimizer
-from krylov_descent.parameters import FlatParameters
-from krylov_descent.preconditioner import FisherDiagonal
-from krylov_descent.sums import Evaluation
 from tests.distributed.work import OPTIONS, SAMPLES, Data, make, own, rank
 from tests.optimizers.nets import classes, net, parameters_of
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from krylov_descent.objective import Objective
+from krylov_descent.objective.objective import Objective
 from tests.distributed import groups, work
 from tests.distributed.group import Group
 from tests.optimizers.nets import classes, net

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from krylov_descent import KSD, HessianFree, NonlinearCG
-from krylov_descent.basis import Storage, StoredBasis
-from krylov_descent.recorded_basis import basis_is_recorded
+from krylov_descent.algorithms.basis_storage import Storage, StoredBasis
+from krylov_descent.cuda.graphs.record_basis import basis_is_recorded
 from tests.optimizers.nets import classes, net, parameters_of
 
 pytestmark = pytest.mark.gpu
@@ -60,7 +60,7 @@ def test_a_group_of_one_rank_goes_the_way_of_one_process(
 def test_blocks_from_the_host_give_what_the_whole_gives(
     dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("krylov_descent.basis.LARGEST_BLOCK", 1 << 16)
+    monkeypatch.setattr("krylov_descent.algorithms.basis_storage.LARGEST_BLOCK", 1 << 16)
     size = 300_001
     rows, like = torch.randn(8, size, device="cuda"), torch.zeros(size, device="cuda")
     store = StoredBasis(8, size, like, Storage(dtype, torch.device("cpu")))

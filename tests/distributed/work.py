@@ -10,17 +10,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from krylov_descent import KSD, HessianFree, NonlinearCG
-from krylov_descent.basis import Replicated, Sharded, Storage
-from krylov_descent.batches import as_samples
-from krylov_descent.curvature import Curvature
-from krylov_descent.distributed import Ranks
-from krylov_descent.objective import Objective
-from krylov_descent.optimizers import growing_sets
+from krylov_descent.algorithms.basis_storage import Replicated, Sharded, Storage
+from krylov_descent.algorithms.stored_subspace import stored_krylov_basis
+from krylov_descent.algorithms.subspace import Coordinates
+from krylov_descent.curvature.preconditioners.preconditioner import Diagonal, Identity
+from krylov_descent.curvature.products import Curvature
+from krylov_descent.objective.batches import as_samples
+from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.base import DataOptimizer
-from krylov_descent.preconditioner import Diagonal, Identity
-from krylov_descent.spread_objective import SpreadObjective
-from krylov_descent.stored_subspace import stored_krylov_basis
-from krylov_descent.subspace import Coordinates
+from krylov_descent.optimizers.ksd import subset_growth as growing_sets
+from krylov_descent.optimizers.ksd.spread_objective import SpreadObjective
+from krylov_descent.runtime.ranks import Ranks
 from tests.optimizers.nets import beginning_small, classes, net, noisy_classes, parameters_of
 
 OPTIMIZERS: dict[str, Any] = {"ksd": KSD, "hf": HessianFree, "ncg": NonlinearCG}
@@ -280,7 +280,7 @@ def bytes_of_steps(name: str, options: dict[str, Any], sizes: Sequence[int]) -> 
 
     The second count is made in the place of torch's own functions, which are then called.
     """
-    from krylov_descent import distributed
+    from krylov_descent.runtime import ranks as distributed
 
     model = net(torch.float64)
     optimizer = make(name, model, **options)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.curvature import Curvature, CurvatureKind
+from krylov_descent.curvature.products import Curvature, CurvatureKind
 from krylov_descent.laboratory.choices import UnknownNameError
 from krylov_descent.laboratory.recurrent import (
     Cell,
@@ -17,7 +17,7 @@ from krylov_descent.laboratory.recurrent import (
     initialize_recurrent,
     recurrent_network,
 )
-from krylov_descent.objective import Objective
+from krylov_descent.objective.objective import Objective
 
 CELLS = get_args(Cell)
 

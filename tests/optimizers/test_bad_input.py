@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from krylov_descent import KSD, Status
-from krylov_descent.losses import LossContractError
+from krylov_descent.objective.losses import LossContractError
 from tests.optimizers.unchanged import network, samples, unchanged
 
 # Bad data -----------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from benchmarks.fault_sweep import OPTIMIZERS, sweep
 from krylov_descent import KSD
-from krylov_descent.messages import is_out_of_memory
 from krylov_descent.optimizers.snapshot import Snapshot
+from krylov_descent.runtime.messages import is_out_of_memory
 from tests.optimizers.unchanged import samples, unchanged
 
 MORE_THAN_THERE_IS = 1 << 50  # numbers: beyond the addresses that a process has

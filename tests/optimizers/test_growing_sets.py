@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from krylov_descent import KSD, Status, StepResult
-from krylov_descent.batches import as_samples
-from krylov_descent.distributed import Ranks
-from krylov_descent.optimizers import growing_sets
+from krylov_descent.objective.batches import as_samples
+from krylov_descent.optimizers.ksd import subset_growth as growing_sets
 from krylov_descent.optimizers.result import SCALED_AWAY
+from krylov_descent.runtime.ranks import Ranks
 from tests.optimizers.nets import beginning_small, noisy_classes, parameters_of
 
 N, INPUTS, CLASSES = 1200, 6, 3

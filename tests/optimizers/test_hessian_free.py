@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import HessianFree, Objective, Status
-from krylov_descent.conjugate_gradient import CGResult, conjugate_gradient
+from krylov_descent.algorithms.conjugate_gradient import CGResult, conjugate_gradient
 from tests import dense
 from tests.optimizers.nets import (
     classes,

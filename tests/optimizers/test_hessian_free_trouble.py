@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import HessianFree, Status
-from krylov_descent.conjugate_gradient import CGStop
+from krylov_descent.algorithms.conjugate_gradient import CGStop
 from tests.optimizers.nets import (
     Reversed,
     classes,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD, FisherDiagonal, Status
-from krylov_descent.curvature import Curvature, CurvatureKind
-from krylov_descent.optimizers.ksd import PREVIOUS_STEP
-from krylov_descent.subspace import krylov_basis
+from krylov_descent.algorithms.subspace import krylov_basis
+from krylov_descent.curvature.products import Curvature, CurvatureKind
+from krylov_descent.optimizers.ksd.ksd import PREVIOUS_STEP
 from tests import dense
 from tests.preconditioners import at_once
 from tests.problems import Problem, make

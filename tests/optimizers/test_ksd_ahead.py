@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD, KroneckerFactors
-from krylov_descent.optimizers.ksd import _Step
+from krylov_descent.optimizers.ksd.ksd import _Step
 from krylov_descent.optimizers.result import Status, StepResult
 
 PRECONDITIONERS = ["fisher-diagonal", "identity", "kronecker"]

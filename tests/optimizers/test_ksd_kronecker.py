@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD, FisherDiagonal, Identity, KroneckerFactors, Objective, Status
-from krylov_descent.optimizers.ksd_preconditioners import Stages
+from krylov_descent.optimizers.ksd.preconditioner_schedule import Stages
 from tests import dense
 from tests.problems import make
 

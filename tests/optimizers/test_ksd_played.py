@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD
-from krylov_descent.batches import Batch, as_samples
-from krylov_descent.cuda_graphs import Part
-from krylov_descent.network import Network
-from krylov_descent.noise import error_sums, noise_steps
-from krylov_descent.objective import Objective
-from krylov_descent.on_the_way import Arriving
+from krylov_descent.algorithms.noise import error_sums, noise_steps
+from krylov_descent.algorithms.subspace import LaunchedSubspace, Subspace, cut
+from krylov_descent.cuda.graphs.capture import Part
+from krylov_descent.cuda.graphs.host_transfer import Arriving
+from krylov_descent.cuda.graphs.record_search import RecordedObjective, launched_objective
+from krylov_descent.cuda.graphs.staleness import Recordings
+from krylov_descent.objective.batches import Batch, as_samples
+from krylov_descent.objective.network import Network
+from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.result import Status
-from krylov_descent.recorded_objective import RecordedObjective, launched_objective
-from krylov_descent.recordings import Recordings
-from krylov_descent.subspace import LaunchedSubspace, Subspace, cut
 from tests.matrices import numbers
 from tests.optimizers.nets import classes, net, noisy_classes, parameters_of
 
@@ -304,7 +304,7 @@ def test_steps_are_the_same(
         optimizer = KSD(model(), loss, weight_decay=1e-2, preconditioner="identity", **options)
         runs.append([optimizer.step(data) for data in sets])
         request.getfixturevalue("played")
-        monkeypatch.setattr("krylov_descent.subspace.cut", noted_cut)
+        monkeypatch.setattr("krylov_descent.algorithms.subspace.cut", noted_cut)
     for plain, found in zip(*runs, strict=True):
         assert found.status is plain.status is Status.MOVED
         assert (found.rank, found.objective_samples) == (plain.rank, plain.objective_samples)
@@ -345,7 +345,9 @@ def test_a_search_that_noise_ends_leaves_the_parameters_bit_for_bit(
     """Though an evaluation was launched that nobody asked for."""
     model = net()
     before = parameters_of(model)
-    monkeypatch.setattr("krylov_descent.subspace_objective.noise_from", lambda sums: 1e30)
+    monkeypatch.setattr(
+        "krylov_descent.optimizers.ksd.search_objective.noise_from", lambda sums: 1e30
+    )
     result = KSD(model, nn.CrossEntropyLoss()).step(classes())
     assert (result.status, result.evaluations) == (Status.NO_DECREASE, 1)
     search = played[played.index("there") + 1 :]
@@ -363,7 +365,7 @@ def test_a_step_that_is_interrupted_waits_for_what_it_launched(
         played.append("interrupted")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"krylov_descent.optimizers.ksd.{where}", interrupt)
+    monkeypatch.setattr(f"krylov_descent.optimizers.ksd.ksd.{where}", interrupt)
     model = net()
     before = parameters_of(model)
     with pytest.raises(KeyboardInterrupt):
@@ -381,7 +383,7 @@ def test_an_error_in_the_search_leaves_the_parameters_bit_for_bit(
     def fail(sums: Tensor) -> float:
         raise RuntimeError("in the midst of it")
 
-    monkeypatch.setattr("krylov_descent.subspace_objective.noise_from", fail)
+    monkeypatch.setattr("krylov_descent.optimizers.ksd.search_objective.noise_from", fail)
     with pytest.raises(RuntimeError, match="in the midst of it"):
         KSD(model, nn.CrossEntropyLoss()).step(classes())
     assert played[played.index("there") :] == ["there", *["read"] * 4, "finish"]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from krylov_descent import KSD, FisherDiagonal, Identity, Status
-from krylov_descent.curvature import CurvatureKind
-from krylov_descent.objective import Objective
-from krylov_descent.sums import Evaluation
+from krylov_descent.curvature.products import CurvatureKind
+from krylov_descent.objective.evaluation import Evaluation
+from krylov_descent.objective.objective import Objective
 from tests import dense
 from tests.preconditioners import at_once
 from tests.problems import Problem, make, physics_informed

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from krylov_descent import KSD, StepResult
-from krylov_descent.subsets import Size
+from krylov_descent.objective.subsets import Size
 
 N = 40
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD, KroneckerFactors, Objective
-from krylov_descent.aliased import Aliased
-from krylov_descent.batches import Batch
-from krylov_descent.cuda_graphs import Part
-from krylov_descent.network import Network
+from krylov_descent.cuda.graphs.aliased_network import Aliased
+from krylov_descent.cuda.graphs.capture import Part
+from krylov_descent.cuda.graphs.staleness import Recordings
+from krylov_descent.curvature.preconditioners.preconditioner import FisherDiagonal, Identity
+from krylov_descent.objective.batches import Batch
+from krylov_descent.objective.network import Network
 from krylov_descent.optimizers.result import Status, StepResult
-from krylov_descent.preconditioner import FisherDiagonal, Identity
-from krylov_descent.recordings import Recordings
 from tests.optimizers.nets import parameters_of
 from tests.optimizers.test_ksd_played import Played, played
 

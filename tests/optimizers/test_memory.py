@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD, FisherDiagonal
-from krylov_descent.objective import Objective
-from krylov_descent.sums import Evaluation
+from krylov_descent.objective.evaluation import Evaluation
+from krylov_descent.objective.objective import Objective
 from tests.preconditioners import at_once
 
 K = 10

@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks.stall_sweep import train
 from krylov_descent import KSD, Status, StepResult
-from krylov_descent.optimizers import escalation
+from krylov_descent.optimizers.ksd import escalation
 from krylov_descent.optimizers.result import SCALED_AWAY
 
 

@@ -7,7 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD, HessianFree, Status
-from krylov_descent.precision import SETTINGS, derivatives_in_tf32, forward_precision, precisions
+from krylov_descent.runtime.precision import (
+    SETTINGS,
+    derivatives_in_tf32,
+    forward_precision,
+    precisions,
+)
 from tests.optimizers.nets import classes, net
 
 

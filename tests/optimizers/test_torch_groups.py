@@ -16,8 +16,8 @@ from krylov_descent import (
     NonlinearCG,
     Status,
 )
-from krylov_descent.losses import LossContractError
-from krylov_descent.optimizers.ksd import PREVIOUS_STEP
+from krylov_descent.objective.losses import LossContractError
+from krylov_descent.optimizers.ksd.ksd import PREVIOUS_STEP
 
 
 def network() -> nn.Sequential:

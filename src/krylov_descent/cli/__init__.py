@@ -17,11 +17,11 @@ try:
     from krylov_descent import __version__
     from krylov_descent.cli import exhibits, listing, reporting, training, words
     from krylov_descent.cli.running import complaints, say
-    from krylov_descent.distributed import CommunicationError, RankError
     from krylov_descent.laboratory.checkpoint import CheckpointError
     from krylov_descent.laboratory.record import RunFolderError
     from krylov_descent.laboratory.sources import DataError
-    from krylov_descent.torchrun import under_torchrun
+    from krylov_descent.runtime.ranks import CommunicationError, RankError
+    from krylov_descent.runtime.torchrun import under_torchrun
 except KeyboardInterrupt:  # they take seconds, in which a person may think again
     sys.exit(128 + signal.SIGINT)
 

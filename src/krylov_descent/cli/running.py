@@ -11,7 +11,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from krylov_descent.distributed import Ranks
 from krylov_descent.laboratory.contenders import contender
 from krylov_descent.laboratory.fitting import fit_yardstick
 from krylov_descent.laboratory.problems.problem import Problem
@@ -26,6 +25,7 @@ from krylov_descent.laboratory.runs import (
 )
 from krylov_descent.laboratory.training import Ending, Training
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
+from krylov_descent.runtime.ranks import Ranks
 
 EXIT_INTERRUPTED = 130
 CHECKPOINT_SECONDS = 30.0

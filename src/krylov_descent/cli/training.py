@@ -59,7 +59,7 @@ from krylov_descent.laboratory.runs import (
 )
 from krylov_descent.laboratory.signatures import with_truths
 from krylov_descent.laboratory.training import Ending, Limits
-from krylov_descent.torchrun import Launch
+from krylov_descent.runtime.torchrun import Launch
 
 # The settings that a recorded run already has, by the command's own names for them.
 RECORDED = {

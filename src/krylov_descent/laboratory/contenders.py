@@ -24,7 +24,7 @@ from krylov_descent.laboratory.yardsticks import YARDSTICKS, Yardstick
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.first_order import FirstOrder, optimizer_class
 from krylov_descent.optimizers.hessian_free import HessianFree
-from krylov_descent.optimizers.ksd import KSD
+from krylov_descent.optimizers.ksd.ksd import KSD
 from krylov_descent.optimizers.lbfgs import LBFGS
 from krylov_descent.optimizers.nonlinear_cg import NonlinearCG
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 import krylov_descent
-from krylov_descent.distributed import Ranks
 from krylov_descent.laboratory.choices import unknown_name
 from krylov_descent.laboratory.contenders import competitor, contender
 from krylov_descent.laboratory.events import with_events
@@ -25,6 +24,7 @@ from krylov_descent.laboratory.rbm import Report
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
 from krylov_descent.laboratory.training import Limits, OnRow, Training
 from krylov_descent.laboratory.yardsticks import Yardstick
+from krylov_descent.runtime.ranks import Ranks
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from krylov_descent.distributed import Ranks
 from krylov_descent.laboratory.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -29,6 +28,7 @@ from krylov_descent.laboratory.problems.problem import Problem, Split
 from krylov_descent.laboratory.record import Row, RunFolder
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import StepResult
+from krylov_descent.runtime.ranks import Ranks
 
 METRIC_BATCH = 5_000
 # Called with each row as it is recorded, and with the step behind it (None for the start).

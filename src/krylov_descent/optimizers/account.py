@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.batches import Samples
-from krylov_descent.loss_scale import length
-from krylov_descent.objective import Objective
+from krylov_descent.objective.batches import Samples
+from krylov_descent.objective.evaluation import Evaluation
+from krylov_descent.objective.loss_scale import length
+from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.base import Stopwatch
 from krylov_descent.optimizers.gradient_noise import gradient_noise
 from krylov_descent.optimizers.result import Status, StepResult
-from krylov_descent.sums import Evaluation
 
 # What a step finds at the scale of the objective, and a result tells as it is.
 SCALED = ("loss", "loss_before", "loss_after", "noise", "gradient_norm", "gradient_noise")

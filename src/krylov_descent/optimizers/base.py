@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from krylov_descent.arguments import check_not_negative, check_whole
-from krylov_descent.batches import Samples, Unusable, as_samples
-from krylov_descent.descriptions import described, described_modules, name_of, tensors_of
-from krylov_descent.distributed import ProcessGroup
-from krylov_descent.likeness import check_alike, check_nobody_has_data
-from krylov_descent.losses import Loss
-from krylov_descent.network import Forward
-from krylov_descent.objective import Objective
+from krylov_descent.objective.batches import Samples, Unusable, as_samples
+from krylov_descent.objective.contract_probe import buffers_kept
+from krylov_descent.objective.losses import Loss
+from krylov_descent.objective.network import Forward
+from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.snapshot import Snapshot
-from krylov_descent.probes import buffers_kept
+from krylov_descent.runtime.descriptions import described, described_modules, name_of, tensors_of
+from krylov_descent.runtime.rank_agreement import check_alike, check_nobody_has_data
+from krylov_descent.runtime.ranks import ProcessGroup
+from krylov_descent.runtime.validation import check_not_negative, check_whole
 
 Closure = Callable[[], Any]
 
@@ -42,7 +42,7 @@ class DataOptimizer(torch.optim.Optimizer):
 
     Args:
         model: the module to train.
-        loss: see `krylov_descent.losses`.
+        loss: see `krylov_descent.objective.losses`.
         params: the parameters to train, as torch.optim takes them; all of the model's by default.
         defaults: of the parameter groups.
         seed: of the optimiser's own random numbers.

@@ -14,15 +14,15 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.arguments import check_counts
-from krylov_descent.batches import Batch, InMemory, Samples, as_samples, tensors_in
-from krylov_descent.loss_scale import length
-from krylov_descent.losses import Loss
-from krylov_descent.network import Forward, Network, require_graph
+from krylov_descent.objective.batches import Batch, InMemory, Samples, as_samples, tensors_in
+from krylov_descent.objective.loss_scale import length
+from krylov_descent.objective.losses import Loss
+from krylov_descent.objective.network import Forward, Network, require_graph
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import Closure, DataOptimizer, check_counters
 from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.optimizers.snapshot import Snapshot
+from krylov_descent.runtime.validation import check_counts
 
 Schedule = Literal["constant", "linear"]
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from krylov_descent.batches import Samples
-from krylov_descent.loss_scale import length
-from krylov_descent.objective import Objective
+from krylov_descent.objective.batches import Samples
+from krylov_descent.objective.loss_scale import length
+from krylov_descent.objective.objective import Objective
 
 
 def gradient_noise(

@@ -8,22 +8,27 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.arguments import check_counts, check_flags
-from krylov_descent.batches import Nothing, Samples
-from krylov_descent.chunks import ChunkSize, check_chunk_size, chunk_length, cycled_chunk
-from krylov_descent.conjugate_gradient import CGIterate, CGResult, CGStop, conjugate_gradient
-from krylov_descent.curvature import Curvature, CurvatureKind
-from krylov_descent.damping import adapted_damping, reduction_ratio
-from krylov_descent.distributed import ProcessGroup
-from krylov_descent.loss_scale import length
-from krylov_descent.losses import Loss
-from krylov_descent.network import Forward
-from krylov_descent.objective import Objective
+from krylov_descent.algorithms.conjugate_gradient import (
+    CGIterate,
+    CGResult,
+    CGStop,
+    conjugate_gradient,
+)
+from krylov_descent.algorithms.damping import adapted_damping, reduction_ratio
+from krylov_descent.curvature.products import Curvature, CurvatureKind
+from krylov_descent.objective.batches import Nothing, Samples
+from krylov_descent.objective.chunks import ChunkSize, check_chunk_size, chunk_length, cycled_chunk
+from krylov_descent.objective.evaluation import Evaluation
+from krylov_descent.objective.loss_scale import length
+from krylov_descent.objective.losses import Loss
+from krylov_descent.objective.network import Forward
+from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
-from krylov_descent.precision import derivatives_in_tf32
-from krylov_descent.sums import Evaluation
+from krylov_descent.runtime.precision import derivatives_in_tf32
+from krylov_descent.runtime.ranks import ProcessGroup
+from krylov_descent.runtime.validation import check_counts, check_flags
 
 LAST_ITERATE = "last_iterate"  # of CG, not the one that was chosen
 START_DECAY = 0.95

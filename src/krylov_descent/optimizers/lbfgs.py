@@ -8,15 +8,15 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.arguments import check_counts
-from krylov_descent.batches import Samples
-from krylov_descent.loss_scale import length
-from krylov_descent.losses import Loss
-from krylov_descent.network import Forward
+from krylov_descent.objective.batches import Samples
+from krylov_descent.objective.evaluation import Evaluation
+from krylov_descent.objective.loss_scale import length
+from krylov_descent.objective.losses import Loss
+from krylov_descent.objective.network import Forward
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
-from krylov_descent.sums import Evaluation
+from krylov_descent.runtime.validation import check_counts
 
 TRAINED, SCALE = "trained", "scale"
 

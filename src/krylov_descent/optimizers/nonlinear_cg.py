@@ -7,25 +7,30 @@ from typing import Any, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.arguments import check_counts
-from krylov_descent.batches import Samples
-from krylov_descent.conjugate_directions import (
+from krylov_descent.algorithms.conjugate_directions import (
     Formula,
     Memory,
     NonlinearCGResult,
     first_step,
     minimize_nonlinear_cg,
 )
-from krylov_descent.distributed import ProcessGroup
-from krylov_descent.loss_scale import length
-from krylov_descent.losses import Loss
-from krylov_descent.network import Forward
-from krylov_descent.noise import NOISE_POINTS, noise_over_ranks, noise_steps, settled_noise
-from krylov_descent.objective import Objective
+from krylov_descent.algorithms.noise import (
+    NOISE_POINTS,
+    noise_over_ranks,
+    noise_steps,
+    settled_noise,
+)
+from krylov_descent.objective.batches import Samples
+from krylov_descent.objective.evaluation import Evaluation
+from krylov_descent.objective.loss_scale import length
+from krylov_descent.objective.losses import Loss
+from krylov_descent.objective.network import Forward
+from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
-from krylov_descent.sums import Evaluation
+from krylov_descent.runtime.ranks import ProcessGroup
+from krylov_descent.runtime.validation import check_counts
 
 DIRECTION, GRADIENT = "direction", "gradient"
 

@@ -1,0 +1,1 @@
+"""Pure mathematics on small arrays and flat vectors."""

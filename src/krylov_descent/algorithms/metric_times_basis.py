@@ -1,0 +1,63 @@
+"""D times the rows of a basis, which orthogonality in D asks for."""
+
+from torch import Tensor
+
+from krylov_descent.algorithms.basis_storage import Storage, StoredBasis
+from krylov_descent.cuda.triton.entry import under_way
+from krylov_descent.curvature.preconditioners.preconditioner import Diagonal, Entrywise, Metric
+
+
+class Images:
+    """DV, kept beside V where that takes less time than to multiply with D again.
+
+    That is where D does not act entry by entry. Not beside a basis that is kept in few digits, or
+    elsewhere for want of memory.
+
+    Args:
+        rows: V.
+        metric: D.
+
+    Memory: as much as the rows, where it is kept.
+    """
+
+    def __init__(self, rows: StoredBasis, metric: Metric) -> None:
+        self._rows, self._metric = rows, metric
+        self._kept: StoredBasis | None = None
+        if rows.plain and not isinstance(metric, Entrywise):
+            slots, size = rows.stored.shape
+            self._kept = StoredBasis(slots, size, rows.stored, Storage())
+
+    def subtract(self, w: Tensor, which: slice, coefficients: Tensor) -> None:
+        """Take D times a combination of some rows from a vector, in place."""
+        rows, products = self._rows, under_way()
+        if self._kept is not None and products is not None:  # in one kernel
+            self._kept.subtracted(w, which, coefficients)
+            return
+        if self._kept is not None:
+            w.sub_(self._kept.combine(which, coefficients))
+            return
+        diagonal = self._metric.diagonal if isinstance(self._metric, Diagonal) else None
+        if diagonal is not None and products is not None and rows.plain:
+            few = rows.stored[which]
+            if products.long_vectors.subtract_combination(w, few, coefficients, diagonal):
+                return
+        combined = rows.combine(which, coefficients)
+        if diagonal is not None and w.is_cuda:  # in one kernel
+            w.addcmul_(combined, diagonal, value=-1)
+        else:
+            w.sub_(self._metric.multiply(combined))
+
+    def keep(self, k: int, w: Tensor, taken: Tensor, scale: Tensor) -> None:
+        """The same of row k, which is u times a scale.
+
+        Args:
+            k: the row.
+            w: Du from before multiples of the first rows were taken from u [n]. May be overwritten.
+            taken: these multiples; none for the first row, whose w is left as it is.
+            scale: a number.
+        """
+        if self._kept is None:
+            return
+        if len(taken):
+            w = self._kept.subtracted(w, slice(0, len(taken)), taken)
+        self._kept.put(k, w, scale)

@@ -1,0 +1,78 @@
+"""The Krylov subspace where its basis is kept elsewhere, or on several ranks (see `basis`)."""
+
+import torch
+from torch import Tensor
+
+from krylov_descent.algorithms.basis_storage import Placement, Storage, StoredBasis
+from krylov_descent.algorithms.krylov import Product, fill_with_krylov_space, found_on_host
+from krylov_descent.curvature.preconditioners.preconditioner import Metric
+
+
+class StoredSubspace:
+    """Vectors that are orthonormal in D, and the curvature between them, as in `Subspace`.
+
+    Args:
+        rows: V.
+        placement: which part of each vector this rank keeps.
+        curvature: H̄ [r, r], float64 on the CPU.
+        gram: VᵀV [r, r].
+    """
+
+    def __init__(
+        self, rows: StoredBasis, placement: Placement, curvature: Tensor, gram: Tensor
+    ) -> None:
+        self.rows, self.placement = rows, placement
+        self.curvature, self.gram = curvature, gram
+
+    @property
+    def rank(self) -> int:
+        """How many independent directions there are."""
+        return self.rows.count
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """V c as a vector [n], for small c [r] (float64, CPU)."""
+        here = coefficients.to(self.rows.device, self.rows.dtype)
+        return self.placement.whole(self.rows.combine(slice(0, self.rank), here))
+
+    def project(self, vector: Tensor) -> Tensor:
+        """This rank's part of Vᵀ(the sum over ranks of vectors), [r] in float64 on the CPU.
+
+        The parts of all ranks add up to the whole. May overwrite the vector.
+        """
+        part = self.placement.to_project(vector)
+        return self.rows.times(slice(0, self.rank), part).to("cpu", torch.float64)
+
+
+def stored_krylov_basis(
+    product: Product,
+    metric: Metric,
+    gradient: Tensor,
+    previous_steps: list[Tensor],
+    dimension: int,
+    *,
+    placement: Placement,
+    storage: Storage,
+) -> StoredSubspace:
+    """Algorithm 2.
+
+    Args:
+        product: v [n] → this rank's part of Hv [n], which add up over ranks.
+        metric: D on the part of a vector that the placement keeps.
+        gradient: g [n], finite and not zero, the same on all ranks.
+        previous_steps: m vectors [n], which join as the last directions in this order. Emptied.
+        dimension: K, the dimension of the Krylov part.
+        placement: which part of each vector this rank keeps.
+        storage: how it is kept.
+
+    Rows in bfloat16 are rounded after they were orthogonalised; products and H̄ are of the rounded
+    rows, so that the subspace is what is stored, and orthogonal to about its rounding over √n.
+    """
+    slots = min(dimension, gradient.numel()) + len(previous_steps)
+    rows = StoredBasis(slots, placement.size, gradient, storage)
+    found = fill_with_krylov_space(rows, product, metric, gradient, previous_steps, placement)
+    kept, curvature, gram = found_on_host(found)
+    for slot, row in enumerate(kept):
+        if slot != row:
+            rows.move(row, slot)
+    rows.cut(len(kept))
+    return StoredSubspace(rows, placement, curvature.double(), gram)

@@ -1,0 +1,224 @@
+"""Jobs that do not depend on each other: on parallel branches of a CUDA graph that is recorded.
+
+The products of one layer rarely fill a GPU. `side_by_side` waits for all jobs before anything else
+goes on; `begin` lets that go on at once, up to where something that they make is read; and
+`begin_earlier` has jobs begin where what they read was made, though they are known only later.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from krylov_descent.cuda.triton.entry import under_way
+
+BRANCHES = 16
+
+Result = TypeVar("Result")
+Moment = torch.cuda.Event | None
+Moments = tuple[torch.cuda.Event, ...]
+
+
+@dataclass(slots=True)
+class _Branches:
+    """Who has which branch.
+
+    A job may have jobs side by side itself. The branches that it takes for them stay with it until
+    all jobs beside it are done, too: what was made on a branch is read elsewhere, and its memory is
+    free for that branch again as soon as Python is done with it. Another job, which does not wait
+    for the first, would write there while it is still read.
+
+    Attributes:
+        taken: by any job.
+        own: what the job under way has taken so far; None where there is no job under way.
+        open: with jobs that were begun, and not waited for yet.
+    """
+
+    taken: set[torch.cuda.Stream] = field(default_factory=set)
+    own: list[torch.cuda.Stream] | None = None
+    open: set[torch.cuda.Stream] = field(default_factory=set)
+
+    def take(self, count: int) -> list[torch.cuda.Stream]:
+        """So many branches at most, first those that the job under way had before."""
+        own = self.own or []
+        free = [branch for branch in _branches() if branch not in self.taken]
+        found = [*own, *free][:count]
+        self.taken.update(found)
+        return found
+
+
+_known = _Branches()
+
+
+def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Run independent jobs; where they are recorded as a CUDA graph, on parallel branches of it."""
+    products = under_way()
+    if products is not None:
+        products.settle()  # what all jobs may read
+        jobs = [partial(_settled, products, job) for job in jobs]
+    if not _is_recorded():
+        return [job() for job in jobs]
+    current, outer = torch.cuda.current_stream(), _known.own
+    here, mine = current.record_event(), _known.take(len(jobs))
+    branches, used, results = mine or [current], list(mine), list[Result]()
+    try:
+        for branch in branches:
+            branch.wait_event(here)
+        # Set by hand: a context for each job would take as long as the job.
+        for job, branch in zip(jobs, itertools.cycle(branches), strict=False):
+            _known.own = []
+            torch.cuda.set_stream(branch)
+            results.append(job())
+            used += _known.own
+    finally:
+        torch.cuda.set_stream(current)
+        _known.own = outer
+        if outer is None:
+            _known.taken.clear()
+        else:
+            outer += [branch for branch in used if branch not in outer]
+    for branch in branches:
+        current.wait_stream(branch)
+    return results
+
+
+def begin(jobs: Sequence[Callable[[], Result]], at_a_time: int = BRANCHES) -> list[Result]:
+    """Run independent jobs, which what follows does not wait for, where they are recorded.
+
+    Operations on what they make wait for it if they pass by `TensorCoreProducts`; all else has to
+    be behind `join`. Until that nothing may be written to what the jobs read. They have no jobs of
+    their own.
+
+    Args:
+        jobs: in the order in which their results are needed.
+        at_a_time: how many of them; the fewer, the less they take from what follows.
+    """
+    if not _is_recorded() or _known.own is not None:
+        return side_by_side(jobs)
+    products = under_way()
+    if products is not None:
+        products.settle()
+        jobs = [partial(_noted, products, job) for job in jobs]
+    now = torch.cuda.current_stream().record_event()
+    return _on_branches([((now,), job) for job in jobs], _branches()[:at_a_time])
+
+
+def begin_earlier(
+    jobs: Sequence[tuple[Moments, Callable[[], Result]]], since: Moment
+) -> list[Result]:
+    """Run independent jobs and wait for all that was begun; each begins after moments in the past.
+
+    Args:
+        jobs: with the moments at which what they read was made; where none is known they wait for
+            everything. They have no jobs of their own.
+        since: a moment before all these, None where nothing is recorded. What the jobs write to
+            was allocated by then: memory that is new since may be read still, with what it had
+            before, by something that they do not wait for.
+    """
+    products = under_way()
+    if products is None or since is None or _known.own is not None:
+        found = side_by_side([job for _, job in jobs])
+    else:
+        products.settle()
+        now = torch.cuda.current_stream().record_event()
+        settled = [(made or (now,), partial(_settled, products, job)) for made, job in jobs]
+        # On branches that have memory of their own: what was made on others and let go since may be
+        # read still, likewise.
+        found = _on_branches(settled, _own_branches())
+    join()
+    return found
+
+
+def moment() -> Moment:
+    """Now, for jobs that need not wait for more than what was recorded by now."""
+    return torch.cuda.current_stream().record_event() if _is_recorded() else None
+
+
+def join() -> None:
+    """Wait for all jobs that were begun.
+
+    Not within a job, where one beside it needs them, too: it would not wait any more.
+    """
+    for branch in _known.open:
+        torch.cuda.current_stream().wait_stream(branch)
+    _known.open.clear()
+
+
+@contextmanager
+def all_joined() -> Iterator[None]:
+    """For the time of a recording; in the end all that was begun is waited for."""
+    _known.open.clear()  # of a recording that failed
+    try:
+        yield
+    except BaseException:
+        # Also by one that fails: what is left open would be held for good.
+        with suppress(RuntimeError):  # which CUDA may have ended already
+            _join_all()
+        _known.open.clear()
+        raise
+    join()
+
+
+def _join_all() -> None:
+    current = torch.cuda.current_stream()
+    for branch in (*_branches(), *_own_branches()):
+        with torch.cuda.stream(branch):
+            recorded = torch.cuda.is_current_stream_capturing()
+        if recorded:
+            current.wait_stream(branch)
+
+
+def _on_branches(
+    jobs: Sequence[tuple[Moments, Callable[[], Result]]],
+    branches: Sequence[torch.cuda.Stream],
+) -> list[Result]:
+    """Record jobs on branches in turn, each behind all of its moments."""
+    current, results = torch.cuda.current_stream(), list[Result]()
+    try:
+        for (made, job), branch in zip(jobs, itertools.cycle(branches), strict=False):
+            for event in made:
+                branch.wait_event(event)
+            _known.open.add(branch)
+            torch.cuda.set_stream(branch)
+            results.append(job())
+    finally:
+        torch.cuda.set_stream(current)
+    return results
+
+
+def _is_recorded() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _settled(products: Any, job: Callable[[], Result]) -> Result:
+    """Of a job, with all that it computes made on its own branch."""
+    result = job()
+    products.settle()
+    return result
+
+
+def _noted(products: Any, job: Callable[[], Result]) -> Result:
+    """Of a job, with a note for those who look at its result where it is made."""
+    result = _settled(products, job)
+    products.note_made(result)
+    return result
+
+
+def _branches() -> list[torch.cuda.Stream]:
+    return _streams(torch.cuda.current_device())[:BRANCHES]
+
+
+def _own_branches() -> list[torch.cuda.Stream]:
+    """Those of `begin_earlier`."""
+    return _streams(torch.cuda.current_device())[BRANCHES:]
+
+
+@functools.cache
+def _streams(device: int) -> list[torch.cuda.Stream]:
+    """All at once: torch has 32 of a priority, in turn, and the same ones again after these."""
+    return [torch.cuda.Stream(device) for _ in range(2 * BRANCHES)]

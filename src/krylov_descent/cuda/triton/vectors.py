@@ -1,0 +1,84 @@
+"""Sums of vectors, and over rows of matrices: what a step has besides products of matrices."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from krylov_descent.cuda.triton import vector_kernels as kernels
+from krylov_descent.cuda.triton.launching import SHORT, launch, multiprocessors
+
+# Rows and columns of a matrix whose rows are summed up at a time.
+STRIP = (32, 128)
+# The most parts that sums are made in, or fewer, and how many sums of them are made at a time.
+PARTS, FEWER_PARTS = 1024, 64
+SUMS, MORE_SUMS = 8, 64
+# So many numbers of a row are summed up side by side.
+ROW = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """x · scale + factor · other, which is to be in the place of x.
+
+    Attributes:
+        x: [n].
+        scale: a number on the GPU.
+        other: [n].
+        factor: a number.
+    """
+
+    x: Tensor
+    scale: Tensor
+    other: Tensor
+    factor: float
+
+
+def scale_and_add(made: Sum) -> None:
+    """Write it there."""
+    args = made.x, made.scale, made.other, made.x.numel(), made.factor
+    launch(kernels.scale_and_add, (-(-made.x.numel() // SHORT), 1), args, (SHORT,))
+
+
+def sum_columns(x: Tensor, *, squares: bool, out: Tensor | None = None) -> Tensor:
+    """Σ x[r, c] over r, and with squares Σ x[r, c]² behind it: [columns], or twice that.
+
+    Args:
+        x: [rows, columns], without gaps.
+        squares: whether those are wanted.
+        out: for the result, without gaps; a new vector where not given.
+    """
+    rows, columns = x.shape
+    width = columns * (1 + squares)
+    out = x.new_empty(width) if out is None else out
+    deep, wide = STRIP
+    blocks = -(-columns // wide)
+    most = max(1, min(2 * multiprocessors(x.get_device()) // blocks, PARTS))
+    span = -(-rows // most // deep) * deep
+    programs = -(-rows // span)
+    parts = out if programs == 1 else x.new_empty(programs, width)
+    args = x, parts, rows, columns, span
+    launch(kernels.sum_columns, (blocks, programs), args, (squares, deep, wide))
+    if programs > 1:
+        add_up_parts(parts, out)
+    return out
+
+
+def add_up_parts(parts: Tensor, out: Tensor, *, symmetric: bool = False) -> None:
+    """out, of count numbers, = Σ parts [programs, count].
+
+    Args:
+        parts: [programs, count].
+        out: [count], or a matrix.
+        symmetric: whether it is a symmetric matrix, of which parts have the lower triangle alone.
+    """
+    programs, count = parts.shape
+    # Two kinds are compiled, and no more.
+    most, sums = (FEWER_PARTS, MORE_SUMS) if programs <= FEWER_PARTS else (PARTS, SUMS)
+    args = parts, out, programs, count, len(out) if symmetric else 0
+    launch(kernels.add_up_parts, (-(-count // sums), 1), args, (most, sums), num_warps=8)
+
+
+def move(source: Tensor, target: Tensor) -> None:
+    """Copy a few numbers; one of both is in the host's memory, and pinned."""
+    size = source.numel()
+    launch(kernels.move, (-(-size // ROW), 1), (source, target, size), (ROW,))

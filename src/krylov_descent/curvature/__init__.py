@@ -1,0 +1,1 @@
+"""Curvature products (Algorithm 1 of the paper) and the preconditioners."""

@@ -1,0 +1,163 @@
+"""Curvature products by double backward: the graph is built once and used for every product.
+
+Jᵀu is a backward pass, linear in u. Its own graph is kept, and a backward pass through that,
+towards u, is Jv. Neither needs the forward pass again.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from krylov_descent.curvature.forward_mode import BatchProduct
+from krylov_descent.curvature.lean_functions import LeanFunctions
+from krylov_descent.objective.batches import Batch, Tree, tensors_in
+from krylov_descent.objective.layers.layer_gradients import Reach
+from krylov_descent.objective.layers.linear_layers import NUMPYS, recorded_linear_layers
+from krylov_descent.objective.losses import OutputHessian
+from krylov_descent.objective.network import Network, require_graph
+
+
+def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian) -> BatchProduct:
+    """v → Jᵀ(middle(Jv)) for outputs in the autograd graph of what the parameters reach."""
+    active = [z for z in outputs if z.requires_grad]
+    if not active:
+        require_graph(outputs[0])
+    directions = [torch.zeros_like(z, requires_grad=True) for z in active]
+    zeros: AbstractContextManager[Any] = nullcontext()
+    if reach.on_cpu_and_large:
+        zeros = _ProductsOfZeros()  # type: ignore[no-untyped-call]
+    with zeros:
+        transposed: tuple[Tensor | None, ...] = torch.autograd.grad(
+            active, reach.tensors, directions, create_graph=True, allow_unused=True
+        )
+    # Their places in the graph are enough: the n numbers of Jᵀ0 themselves are let go.
+    reached = {
+        i: get_gradient_edge(image)
+        for i, image in enumerate(transposed)
+        if image is not None and image.requires_grad
+    }
+    del transposed
+
+    def product(pieces: list[Tensor]) -> list[Tensor | None]:
+        # v → Jv → H_E Jv → JᵀH_E Jv
+        room, given = reach.room(), reach.from_parameters(pieces)
+        moved = iter(
+            torch.autograd.grad(
+                list(reached.values()),
+                directions,
+                [given[i] for i in reached],
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        )
+        tangents = [next(moved) if z.requires_grad else torch.zeros_like(z) for z in outputs]
+        del given
+        curved = middle(tangents)
+        found = torch.autograd.grad(
+            active,
+            reach.tensors,
+            [c for c, z in zip(curved, outputs, strict=True) if z.requires_grad],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        return reach.to_parameters(found, room)
+
+    return product
+
+
+class _ProductsOfZeros(TorchDispatchMode):
+    """For a while the product of a matrix of zeros with another is known to be zero, on a CPU.
+
+    Jᵀ0 is nothing else, and wanted for its graph alone.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to keep the compiler out of this it would be loaded, which takes a second
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Called in place of all operations on tensors."""
+        if func is torch.ops.aten.mm.default and _is_zero(args[0]):
+            a, b = args
+            return a.new_zeros(a.shape[0], b.shape[1])
+        return func(*args, **(kwargs or {}))
+
+
+def _is_zero(matrix: Tensor) -> bool:
+    plain = type(matrix) is Tensor and matrix.dtype in NUMPYS
+    dense = matrix.layout is torch.strided and matrix.device.type == "cpu"
+    return plain and dense and not matrix.detach().numpy().any()
+
+
+def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
+    """v → Σ JᵀH_E Jv over the batch; about 4/3 of a gradient a product."""
+    with recorded_linear_layers(network.eager) as layers, LeanFunctions(only_linear=True):
+        outputs = outputs_of(network, batch)
+    middle = network.output_hessian(outputs, batch)
+    found = floating(outputs)
+    return linearize_outputs(Reach(network, layers, found), found, middle)
+
+
+def fisher(network: Network, batch: Batch) -> BatchProduct:
+    """v → Σ gᵢgᵢᵀv over the batch: Gauss-Newton of the per-sample losses with H_E = I."""
+    with recorded_linear_layers(network.eager) as layers, LeanFunctions(only_linear=True):
+        losses = losses_of(network, batch)
+    return linearize_outputs(Reach(network, layers, [losses]), [losses], lambda tangents: tangents)
+
+
+def hessian(network: Network, batch: Batch) -> BatchProduct:
+    """v → Σ ∂²nᵢ v over the batch: the derivative of the gradient along v (Pearlmutter)."""
+    parameters = network.parameters.tensors
+    with LeanFunctions():
+        losses = losses_of(network, batch)
+    require_graph(losses)
+    network.check_leaves([losses])
+    gradient: tuple[Tensor | None, ...] = torch.autograd.grad(
+        losses, parameters, torch.ones_like(losses), create_graph=True, allow_unused=True
+    )
+    curved = {
+        i: get_gradient_edge(part)
+        for i, part in enumerate(gradient)
+        if part is not None and part.requires_grad
+    }
+    del gradient
+
+    def product(pieces: list[Tensor]) -> list[Tensor | None]:
+        if not curved:  # linear in the parameters
+            return [None] * len(parameters)
+        return list(
+            torch.autograd.grad(
+                list(curved.values()),
+                parameters,
+                [pieces[i] for i in curved],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        )
+
+    return product
+
+
+def outputs_of(network: Network, batch: Batch) -> Tree:
+    """The outputs of a batch, with a graph that can be differentiated twice."""
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+        return network.outputs(batch, eager=True)
+
+
+def losses_of(network: Network, batch: Batch) -> Tensor:
+    """The per-sample losses of a batch, with a graph that can be differentiated twice."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return network.sample_losses(batch, eager=True)
+
+
+def floating(outputs: Tree) -> list[Tensor]:
+    """The output tensors that can have a derivative."""
+    return [z for z in tensors_in(outputs) if z.is_floating_point()]

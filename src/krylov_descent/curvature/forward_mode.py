@@ -1,0 +1,103 @@
+"""Curvature products by forward-mode differentiation, for models without a double backward.
+
+The same products as in `curvature`, with a fresh forward pass for each: Jv by `torch.func.jvp`,
+Jᵀw by `torch.func.vjp`, and for the Hessian the gradient of the forward derivative (the forward
+derivative of the gradient would differentiate the backward pass, which is what cannot be done).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from krylov_descent.objective.batches import Batch, tensors_in
+from krylov_descent.objective.losses import OutputHessian
+from krylov_descent.objective.network import Network
+
+Values = tuple[Tensor, ...]
+# Pieces shaped like the parameters → the same, summed over the samples of one batch.
+BatchProduct = Callable[[list[Tensor]], list[Tensor | None]]
+Function = Callable[[Values], Values]
+# Pieces shaped like the parameters → the derivative along them of what depends on the parameters.
+Along = Callable[[Sequence[Tensor]], list[Tensor]]
+
+
+def outputs_of(network: Network, batch: Batch) -> Function:
+    """The outputs that can have a derivative, as a function of the parameters' values."""
+
+    def outputs(values: Values) -> Values:
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward derivative
+            found = network.call_with(
+                values, network.names, lambda: network.outputs(batch, eager=True)
+            )
+        return tuple(z for z in tensors_in(found) if z.is_floating_point())
+
+    return outputs
+
+
+def losses_of(network: Network, batch: Batch) -> Function:
+    """The losses of the samples, as a function of the parameters' values."""
+    return lambda values: (_losses(network, batch, values),)
+
+
+def along(network: Network, function: Function) -> Along:
+    """v → Jv, for J the derivative of a function of the parameters' values."""
+
+    def tangents(pieces: Sequence[Tensor]) -> list[Tensor]:
+        found: Values = torch.func.jvp(function, (_values(network),), (tuple(pieces),))[1]
+        return list(found)
+
+    return tangents
+
+
+def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
+    """v → Σ JᵀH_E Jv over the batch; about 2.3 gradients a product."""
+    with torch.no_grad():
+        middle = network.output_hessian(network.outputs(batch, eager=True), batch)
+    return _around(network, outputs_of(network, batch), middle)
+
+
+def fisher(network: Network, batch: Batch) -> BatchProduct:
+    """v → Σ gᵢgᵢᵀv over the batch."""
+    return _around(network, losses_of(network, batch), lambda tangents: tangents)
+
+
+def hessian(network: Network, batch: Batch) -> BatchProduct:
+    """v → Σ ∂²nᵢ v over the batch."""
+
+    def total(values: Values) -> Tensor:
+        return _losses(network, batch, values).sum()
+
+    def product(pieces: list[Tensor]) -> list[Tensor | None]:
+        def slope(values: Values) -> Tensor:
+            along: Tensor = torch.func.jvp(total, (values,), (tuple(pieces),))[1]
+            return along
+
+        return list(torch.func.grad(slope)(_values(network)))
+
+    return product
+
+
+def _around(network: Network, outputs: Function, middle: OutputHessian) -> BatchProduct:
+    tangents = along(network, outputs)
+
+    def product(pieces: list[Tensor]) -> list[Tensor | None]:
+        curved = middle(tangents(pieces))
+        transposed = torch.func.vjp(outputs, _values(network))[1]
+        (result,) = transposed(tuple(curved))
+        return list(result)
+
+    return product
+
+
+def _losses(network: Network, batch: Batch, values: Values) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        losses: Tensor = network.call_with(
+            values, network.names, lambda: network.sample_losses(batch, eager=True)
+        )
+    return losses
+
+
+def _values(network: Network) -> Values:
+    return tuple(p.detach() for p in network.parameters.tensors)

@@ -1,0 +1,323 @@
+"""Curvature as a product v → Hv, linearised once at a fixed point (paper, Section 2).
+
+Three matrices, each a mean over the samples of set B, plus λ for the L2 term:
+
+    gauss-newton   JᵀH_E J, with J = ∂outputs/∂θ and H_E the loss's Hessian in the outputs
+    hessian        ∂²f/∂θ²
+    fisher         Σ gᵢgᵢᵀ, which is JᵀJ with J = ∂(per-sample losses)/∂θ
+
+J is applied without ever being formed. Jᵀu is a backward pass, linear in u; its own
+backward pass, towards u, is Jv. The graph of Jᵀu is built once per step, so a product costs
+two backward passes and no forward pass: about 4/3 of a gradient, less where the first layer
+needs no input gradient. Where an operation has no second derivative the products go through
+forward-mode differentiation instead, a fresh forward pass each, and where it has no forward
+derivative either, through central differences of first derivatives (`finite_differences`).
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from krylov_descent.cuda.graphs.capture import RecordedProduct
+from krylov_descent.curvature import double_backward, finite_differences, forward_mode
+from krylov_descent.curvature.forward_mode import BatchProduct
+from krylov_descent.curvature.route_checks import (
+    CurvatureError,
+    check_by_differences,
+    check_by_double_backward,
+    check_by_forward_mode,
+)
+from krylov_descent.objective.batches import Batch, Stream, as_samples
+from krylov_descent.objective.contract_probe import PROBE_SAMPLES, Findings, kept_bytes
+from krylov_descent.objective.network import Network
+from krylov_descent.objective.objective import Objective
+from krylov_descent.runtime.messages import first_line, is_out_of_memory
+
+__all__ = ["Curvature", "CurvatureError", "CurvatureKind", "CurvatureProduct", "Product"]
+
+CurvatureKind = Literal["gauss-newton", "hessian", "fisher"]
+Product = Callable[[Tensor], Tensor]
+
+# In the order in which they are tried.
+ROUTES = (
+    "double backward",
+    "forward-mode differentiation",
+    "central differences of first derivatives",
+)
+DIFFERENCES = 2
+_DERIVATIVES = {
+    "gauss-newton": (double_backward.gauss_newton, forward_mode.gauss_newton),
+    "hessian": (double_backward.hessian, forward_mode.hessian),
+    "fisher": (double_backward.fisher, forward_mode.fisher),
+}
+_DIFFERENCES = {
+    "gauss-newton": finite_differences.gauss_newton,
+    "hessian": finite_differences.hessian,
+    "fisher": finite_differences.fisher,
+}
+_CHECKS = (check_by_double_backward, check_by_forward_mode, check_by_differences)
+
+
+class Curvature:
+    """One kind of curvature; remembers from step to step which route works for the model.
+
+    Args:
+        kind: "gauss-newton", "hessian" or "fisher".
+    """
+
+    def __init__(self, kind: CurvatureKind = "gauss-newton") -> None:
+        if kind not in get_args(CurvatureKind):
+            raise ValueError(
+                f"`curvature` must be one of {', '.join(map(repr, get_args(CurvatureKind)))}, "
+                f"found {kind!r}"
+            )
+        self.kind: CurvatureKind = kind
+        self._route = 0
+        self._findings: Findings | None = None  # of the model that the route was checked for
+        self._bytes_per_sample, self._step = 1.0, 0.0
+
+    def at(self, objective: Objective, data: Any) -> "CurvatureProduct":
+        """The product over the data at the parameters as they are now."""
+        return CurvatureProduct(self, objective, data)
+
+    @property
+    def keeps_graphs(self) -> bool:
+        """Whether a linearisation can be kept and used again for further products."""
+        return self._route == 0
+
+    def linearize(self, network: Network, batch: Batch) -> BatchProduct:
+        """Prepare v → Hv, summed over one batch."""
+        if self._route < DIFFERENCES:
+            return _DERIVATIVES[self.kind][self._route](network, batch)
+        return _DIFFERENCES[self.kind](network, batch, self._step)
+
+    def fall_back(self, problem: RuntimeError, objective: Objective, batch: Batch) -> None:
+        """Take the next route that works for a few samples of the batch, and say so once.
+
+        Raises:
+            CurvatureError: there is none.
+        """
+        self._findings = None
+        problems = [f"by {ROUTES[self._route]} ({first_line(problem)})"]
+        while self._route < DIFFERENCES:
+            self._route += 1
+            try:
+                self._check(objective, batch)
+            except CurvatureError:
+                raise
+            except RuntimeError as another:
+                if is_out_of_memory(another):
+                    raise
+                problem = another
+                problems.append(f"by {ROUTES[self._route]} ({first_line(problem)})")
+                continue
+            warnings.warn(
+                f"the model has no second derivative {', nor '.join(problems)}; curvature products "
+                f"use {self._described()}",
+                stacklevel=2,
+            )
+            return
+        raise CurvatureError(
+            f"curvature {self.kind!r} is not available for this model, not "
+            f"{', nor '.join(problems)}: LBFGS and NonlinearCG do without it"
+        ) from problem
+
+    def _described(self) -> str:
+        if self._route < DIFFERENCES:
+            return f"{ROUTES[self._route]}, which costs about twice as much"
+        return (
+            f"{ROUTES[self._route]}, which cost about two gradients each and are exact to about "
+            f"{self._step**2:.0e} where model and loss are smooth"
+        )
+
+    @property
+    def bytes_per_sample(self) -> float:
+        """What a kept linearisation takes per sample, as the check found."""
+        return self._bytes_per_sample
+
+    def check(self, objective: Objective, batch: Batch) -> None:
+        """See whether the route gives the whole curvature, on a few samples, once for a model.
+
+        Raises:
+            RuntimeError: it does not.
+        """
+        if self._findings is not objective.findings:
+            self._check(objective, batch)
+
+    def _check(self, objective: Objective, batch: Batch) -> None:
+        network, findings = objective.network, objective.findings
+        few = batch.spread(PROBE_SAMPLES)
+        self._step = finite_differences.relative_step(findings.epsilon)
+        _CHECKS[self._route](self.kind, self.linearize, network, few, findings)
+        if self.keeps_graphs:
+            half = few.rows(0, max(1, few.size // 2))
+            sizes = [
+                kept_bytes(partial(self.linearize, network, piece), network.parameters.tensors)
+                for piece in (few, half)
+            ]
+            growth = (sizes[0] - sizes[1]) / max(1, few.size - half.size)
+            per_sample = growth if few.size > half.size else float(sizes[0])
+            self._bytes_per_sample = max(1.0, per_sample)
+        self._findings = findings
+
+
+def _held(objective: Objective, data: Any) -> list[Batch]:
+    """The data in micro-batches that stay as they are; a stream may fill the same tensors again."""
+    samples = as_samples(data, may_be_empty=objective.ranks.together)
+    batches = objective.micro_batches(samples)
+    return [b.map(torch.clone) if isinstance(samples, Stream) else b for b in batches]
+
+
+class CurvatureProduct:
+    """Products v → Hv over one set of samples at one point.
+
+    Valid until the parameters change. Memory: the graphs of all samples while they fit the
+    objective's `activation_memory`, else those of one micro-batch, built anew for each product
+    (about 2.3 gradients instead of 4/3).
+
+    Attributes:
+        objective: f.
+        samples: |B|, on all ranks together.
+        products: how many were computed.
+        kept: whether the graphs are kept (on this rank).
+        scale: what the sum over the samples is multiplied by.
+    """
+
+    def __init__(self, curvature: Curvature, objective: Objective, data: Any) -> None:
+        self._curvature, self.objective = curvature, objective
+        self._batches: list[Batch] = []
+        self._kept_products: list[BatchProduct] = []
+        self._recorded: RecordedProduct | None = None
+        self.kept, self.products = True, 0
+        own = torch.zeros(2, dtype=torch.float64)
+        with objective.ranks.own_work():
+            own = self._prepare(_held(objective, data))
+        samples, normaliser = objective.ranks.sum_numbers(own).tolist()
+        if normaliser == 0:
+            raise ValueError(
+                "the set for the curvature has no sample that counts: it is empty, or every "
+                "target is ignored or has weight zero"
+            )
+        self.samples = int(samples)
+        # The sample's part of the mean is nᵢN/W; Fisher has it squared, over N.
+        self.scale = self.samples / normaliser**2 if curvature.kind == "fisher" else 1 / normaliser
+
+    @property
+    def kind(self) -> CurvatureKind:
+        """Which curvature it is."""
+        return self._curvature.kind
+
+    @property
+    def batches(self) -> Sequence[Batch]:
+        """This rank's samples."""
+        return self._batches
+
+    @property
+    def single_batch(self) -> Batch | None:
+        """All samples, where they fit one batch whose graph is kept; else None."""
+        return self._batches[0] if self.kept and len(self._batches) == 1 else None
+
+    def over(self, network: Network, batch: Batch, scale: Tensor) -> Product:
+        """v → Hv over another batch, as kernels alone: linearised now, for a recording."""
+        product = self._curvature.linearize(network, batch)
+        parameters = network.parameters
+
+        def apply(vector: Tensor) -> Tensor:
+            result = parameters.flatten(product(parameters.pieces(vector)))
+            return parameters.scale_and_add_decay(result, scale, vector)
+
+        return apply
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """Hv as a new vector [n], summed over ranks."""
+        return self.objective.ranks.sum_vector(self.part(vector))
+
+    def part(self, vector: Tensor) -> Tensor:
+        """What this rank adds to Hv, as a new vector [n]; the L2 term is rank 0's."""
+        ranks = self.objective.ranks
+        result: Tensor | None = None
+        with ranks.own_work():
+            if not self.products:
+                self._recorded = self._record()
+            result = self._own_product(vector).mul_(self.scale)
+        self.products += 1
+        if result is None:
+            return torch.zeros_like(vector)
+        if ranks.leads:
+            self.objective.parameters.add_decay(result, vector)
+        return result
+
+    def _fall_back(self, problem: RuntimeError, batch: Batch) -> None:
+        with self.objective.value_mode():  # what fails here, too, is no matter of derivatives
+            self.objective.network.sample_losses(batch.rows(0, 1))
+        self._curvature.fall_back(problem, self.objective, batch)
+
+    def _own_product(self, vector: Tensor) -> Tensor:
+        try:
+            return self._sum(vector)
+        except RuntimeError as problem:
+            if is_out_of_memory(problem):
+                raise
+            self._fall_back(problem, self._batches[0])
+            self._kept_products, self.kept, self._recorded = [], False, None
+            return self._own_product(vector)
+
+    def _prepare(self, batches: list[Batch]) -> Tensor:
+        """Take up this rank's samples; returns their number and normaliser."""
+        samples = sum(batch.size for batch in batches)
+        loss = self.objective.network.loss
+        normaliser = sum(float(loss.normaliser(batch.targets, batch.size)) for batch in batches)
+        if normaliser:
+            self._batches, self.kept = self._fit(batches, samples)
+        return torch.tensor([samples, normaliser], dtype=torch.float64)
+
+    def _record(self) -> RecordedProduct | None:
+        """On a GPU: the products as one launch each."""
+        recordings, batch = self.objective.recordings, self.single_batch
+        if batch is None or not recordings.possible:
+            return None
+        recordings.hold(batch)
+        recorded = recordings.product(batch, self._curvature.linearize, self._curvature.kind)
+        if recorded is not None:
+            recorded.load(batch)
+        return recorded
+
+    def _sum(self, vector: Tensor) -> Tensor:
+        if self._recorded is not None:
+            return self._recorded(vector)
+        parameters = self.objective.parameters
+        pieces = parameters.pieces(vector)
+        total: Tensor | None = None
+        for index, batch in enumerate(self._batches):
+            total = parameters.add(total, self._product_of(index, batch)(pieces))
+        return torch.zeros_like(vector) if total is None else total
+
+    def _product_of(self, index: int, batch: Batch) -> BatchProduct:
+        if not self.kept:
+            return self._curvature.linearize(self.objective.network, batch)
+        if index == len(self._kept_products):
+            self._kept_products.append(self._curvature.linearize(self.objective.network, batch))
+        return self._kept_products[index]
+
+    def _fit(self, batches: list[Batch], samples: int) -> tuple[list[Batch], bool]:
+        """Micro-batches whose graphs fit the memory, and whether all of them fit at once."""
+        objective, curvature = self.objective, self._curvature
+        try:
+            curvature.check(objective, batches[0])
+        except CurvatureError:
+            raise
+        except RuntimeError as problem:
+            if is_out_of_memory(problem):
+                raise
+            self._fall_back(problem, batches[0])
+        if not curvature.keeps_graphs:
+            return batches, False
+        per_sample = curvature.bytes_per_sample
+        if samples * per_sample <= objective.activation_memory:
+            return batches, True
+        size = max(1, int(objective.activation_memory / per_sample))
+        return [piece for batch in batches for piece in batch.split(size)], False

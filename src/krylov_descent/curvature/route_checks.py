@@ -1,0 +1,253 @@
+"""Does a route of differentiation give the whole curvature of this model? Asked of a few samples.
+
+`derivative_checks` has the comparisons; here is which of them each route needs. They are made once
+for a model. An error says that the route cannot be taken.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from krylov_descent.curvature import finite_differences, forward_mode
+from krylov_descent.curvature.derivative_checks import (
+    check_along,
+    check_differences,
+    check_double_backward,
+    check_symmetric,
+    foreign_operations,
+)
+from krylov_descent.curvature.double_backward import floating, losses_of, outputs_of
+from krylov_descent.curvature.finite_differences import central_difference, gradients, relative_step
+from krylov_descent.curvature.forward_mode import Along, BatchProduct
+from krylov_descent.curvature.lean_functions import LeanFunctions
+from krylov_descent.objective.batches import Batch, Tree, map_tensors
+from krylov_descent.objective.contract_probe import Findings
+from krylov_descent.objective.network import Network
+from krylov_descent.runtime.messages import first_line, is_out_of_memory
+from krylov_descent.runtime.precision import forward_precision
+
+Linearize = Callable[[Network, Batch], BatchProduct]
+
+# Of first derivatives by forward mode: cuDNN's convolutions may have fewer digits than the rest.
+FORWARD_TOLERANCE = 1e-2
+# The same by differences, which kinks may put off by some per cent in float32.
+DIFFERENCE_TOLERANCE = 0.2
+# And only where gradients are large: a difference along the parameters of small ones is rounding.
+DIFFERENCE_FAINT = 1.0
+
+
+class CurvatureError(RuntimeError):
+    """No route of differentiation gives this curvature for this model."""
+
+
+def check_by_double_backward(
+    kind: str, linearize: Linearize, network: Network, few: Batch, findings: Findings
+) -> None:
+    """Check products by double backward.
+
+    Raises:
+        RuntimeError: an operation has no double backward, or one that leaves a part out.
+        CurvatureError: the loss has none, so that no route has Gauss-Newton products.
+    """
+    with LeanFunctions():
+        found = _differentiated(kind, network, few)
+    if kind == "gauss-newton":
+        _check_loss(network, found, few, findings)
+        _warn_of_linear_loss(network, found, few)
+    parameters, epsilon = network.parameters.tensors, findings.derivative_epsilon
+    check_double_backward(floating(found), parameters, epsilon)
+    if kind == "hessian":
+        _check_hessian(linearize, network, few, findings)
+
+
+def check_by_forward_mode(
+    kind: str, linearize: Linearize, network: Network, few: Batch, findings: Findings
+) -> None:
+    """Check products by forward-mode differentiation.
+
+    Raises:
+        RuntimeError: an operation has no forward derivative, or one that leaves a part out.
+    """
+    epsilon = findings.derivative_epsilon
+    function = forward_mode.outputs_of if kind == "gauss-newton" else forward_mode.losses_of
+    along = forward_mode.along(network, function(network, few))
+    tolerance = max(math.sqrt(epsilon), FORWARD_TOLERANCE)
+    _check_along(kind, along, network, few, epsilon, tolerance)
+    if kind == "hessian":
+        _check_hessian(linearize, network, few, findings)
+    else:
+        _try(linearize, network, few)
+
+
+def check_by_differences(
+    kind: str, linearize: Linearize, network: Network, few: Batch, findings: Findings
+) -> None:
+    """Check products by central differences.
+
+    Raises:
+        RuntimeError: the gradient is not that of the loss, or reaches parameters that cannot be
+            changed for a forward pass.
+    """
+    outputs, losses = finite_differences.outputs_along, finite_differences.losses_along
+    of = outputs if kind == "gauss-newton" else losses
+    along = of(network, few, relative_step(findings.epsilon))
+    _check_along(kind, along, network, few, DIFFERENCE_FAINT, DIFFERENCE_TOLERANCE)
+    _try(linearize, network, few)
+
+
+def _try(linearize: Linearize, network: Network, few: Batch) -> None:
+    """One product, to see whether all that it takes is there."""
+    linearize(network, few)([torch.ones_like(p) for p in network.parameters.tensors])
+
+
+def _differentiated(kind: str, network: Network, few: Batch) -> Tree:
+    """What J is the derivative of."""
+    return (outputs_of if kind == "gauss-newton" else losses_of)(network, few)
+
+
+def _check_along(
+    kind: str, along: Along, network: Network, few: Batch, faint: float, tolerance: float
+) -> None:
+    """Raise unless Jv, by forward passes with other parameters, belongs to the backward pass."""
+    names = _out_of_reach(kind, network, few)
+    if names:
+        raise RuntimeError(
+            f"the forward pass or the loss has a variable of its own for {', '.join(names[:3])}: "
+            "read parameters as attributes of the model, where they are"
+        )
+    found = floating(_differentiated(kind, network, few))
+    check_along(found, network.parameters.tensors, along, faint, tolerance)
+
+
+def _out_of_reach(kind: str, network: Network, few: Batch) -> list[str]:
+    """Parameters that are still in use when the model has others in their place."""
+    parameters = network.parameters.tensors
+    others = [p.detach().clone().requires_grad_() for p in parameters]
+    found = network.call_with(others, network.names, lambda: _differentiated(kind, network, few))
+    active = [z for z in floating(found) if z.requires_grad]
+    reached: tuple[Tensor | None, ...] = torch.autograd.grad(
+        active, parameters, [torch.ones_like(z) for z in active], allow_unused=True
+    )
+    return [name for name, g in zip(network.names, reached, strict=True) if g is not None]
+
+
+def _check_hessian(linearize: Linearize, network: Network, few: Batch, findings: Findings) -> None:
+    # Also by double backward: that of torch's weight_norm of a convolution is wrong.
+    product, parameters = linearize(network, few), network.parameters.tensors
+    check_symmetric(product, parameters, findings.derivative_epsilon)
+    operations = foreign_operations([losses_of(network, few)])
+    if not operations or _out_of_reach("hessian", network, few):
+        return
+    network, few, epsilon = _most_precise(network, few, findings)
+
+    def losses(values: list[Tensor]) -> Tensor:
+        found: Tensor = network.call_with(values, network.names, lambda: losses_of(network, few))
+        return found
+
+    with forward_precision():
+        product, parameters = linearize(network, few), network.parameters.tensors
+        _check_second_derivative(losses, parameters, product, epsilon, operations)
+
+
+def _check_loss(network: Network, outputs: Tree, few: Batch, findings: Findings) -> None:
+    """H_E is taken by double backward on all routes, where it has no closed form."""
+    apart = _as_leaves(outputs)
+    try:
+        losses = network.losses_of(apart, few, eager=True)
+        check_double_backward([losses], floating(apart), findings.derivative_epsilon)
+        operations = foreign_operations([losses])
+        if operations:
+            _check_output_hessian(*_most_precise(network, few, findings), operations)
+    except RuntimeError as problem:
+        if is_out_of_memory(problem):
+            raise
+        raise CurvatureError(
+            f"the loss has no second derivative in the outputs ({first_line(problem)}): write it "
+            "with operations that can be differentiated twice, or use curvature='fisher' or "
+            "'hessian', which can do with its gradient"
+        ) from problem
+
+
+def _check_output_hessian(
+    network: Network, few: Batch, epsilon: float, operations: list[str]
+) -> None:
+    outputs = _as_leaves(outputs_of(network, few))
+
+    def losses(values: list[Tensor]) -> Tensor:
+        left = iter(values)
+        changed = map_tensors(lambda z: next(left) if z.is_floating_point() else z, outputs)
+        return network.losses_of(changed, few, eager=True)
+
+    with forward_precision():
+        product = network.output_hessian(outputs, few)
+        _check_second_derivative(losses, floating(outputs), product, epsilon, operations)
+
+
+def _as_leaves(outputs: Tree) -> Tree:
+    return map_tensors(lambda z: z.detach().requires_grad_(z.is_floating_point()), outputs)
+
+
+def _most_precise(network: Network, few: Batch, findings: Findings) -> tuple[Network, Batch, float]:
+    """Model and samples in float64, where they run in that, and the epsilon of their arithmetic."""
+    try:
+        double = network.in_double()
+        samples = few.map(lambda t: t.double() if t.is_floating_point() else t)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the loss in float32 has said all there is to say
+            losses_of(double, samples)
+    except Exception as problem:  # whatever a copy, or a model that is for float32 alone, may have
+        if is_out_of_memory(problem):
+            raise
+        return network, few, findings.epsilon
+    return double, samples, torch.finfo(torch.float64).eps
+
+
+def _check_second_derivative(
+    losses: Callable[[list[Tensor]], Tensor],
+    point: list[Tensor],
+    product: Callable[[list[Tensor]], Sequence[Tensor | None]],
+    epsilon: float,
+    operations: list[str],
+) -> None:
+    """Raise where products with the second derivative of Σ losses are not those of its gradient."""
+
+    def at(values: list[Tensor]) -> list[Tensor]:
+        return [losses([v.requires_grad_() for v in values]).detach()]
+
+    def gradient(values: list[Tensor]) -> list[Tensor]:
+        return gradients(losses([v.requires_grad_() for v in values]).sum(), values)
+
+    def along(v: Sequence[Tensor]) -> list[Tensor]:
+        return central_difference(at, point, v, relative_step(epsilon))
+
+    def difference(v: Sequence[Tensor], step: float) -> list[Tensor]:
+        return central_difference(gradient, point, v, step)
+
+    try:
+        check_along([losses(point)], point, along, DIFFERENCE_FAINT, DIFFERENCE_TOLERANCE)
+    except RuntimeError as problem:
+        if is_out_of_memory(problem):
+            raise
+        # A straight-through estimator: its gradient is not one, and has no derivative to compare.
+        return
+    check_differences(product, difference, point, epsilon, operations)
+
+
+def _warn_of_linear_loss(network: Network, outputs: Tree, few: Batch) -> None:
+    """JᵀH_E J of a loss that is linear in the outputs is zero, and so no help at all."""
+    # Along no special direction: a softmax has no curvature along (1, …, 1).
+    directions = [
+        torch.arange(z.numel(), device=z.device).cos().to(z.dtype).reshape(z.shape)
+        for z in floating(outputs)
+    ]
+    curved = network.output_hessian(outputs, few)(directions)
+    if not any(bool(z.any()) for z in curved):
+        warnings.warn(
+            "the loss is linear in the model's outputs, as NLLLoss is in log-probabilities, so "
+            "the Gauss-Newton matrix is zero and steps follow the gradient alone: use "
+            "CrossEntropyLoss on the logits, or curvature='hessian' or 'fisher'",
+            stacklevel=2,
+        )

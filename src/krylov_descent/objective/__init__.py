@@ -1,0 +1,1 @@
+"""The loss as a mean over samples."""

@@ -1,0 +1,380 @@
+"""Is it a mean over independent samples, and what does it need?
+
+Cheap probes on a few samples, at the first batch and again when a `training` flag or a module
+changed: the same samples twice find dropout and random losses; a batch against its halves finds
+BatchNorm in training mode and losses that mix samples; where there are buffers, the same samples
+twice at another point find spectral_norm in training mode. Line searches and
+curvature have no meaning for those, so they are refused with what to do about it, and so are
+forward passes that write parameters (see `parameter_writes`). Parameters, buffers and the global
+random state are as before afterwards.
+
+The same few samples tell how much memory a sample's activations take, in what arithmetic the
+forward pass is done, and whether it differentiates by itself.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from krylov_descent.objective.batches import Batch
+from krylov_descent.objective.layers.layer_trust import trusted_layers
+from krylov_descent.objective.layers.linear_layers import recorded_linear_layers
+from krylov_descent.objective.layers.parameter_writes import (
+    check_embeddings,
+    check_graph,
+    parameters_kept,
+)
+from krylov_descent.objective.losses import LossContractError
+from krylov_descent.objective.network import Network, modules_in
+from krylov_descent.runtime.messages import first_line, is_out_of_memory
+from krylov_descent.runtime.precision import forward_precision
+
+PROBE_SAMPLES = 8
+# Rounding differs a little between batch sizes, more in low precision.
+TWICE_TOLERANCE, HALVES_TOLERANCE, COARSE_TOLERANCE = 1e-4, 1e-3, 3e-2
+TF32_EPSILON = 2.0**-10
+# How far another point is, relative to each parameter, whose sign it keeps.
+ELSEWHERE = 0.9
+
+Signature = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the probe found out about model and loss.
+
+    Attributes:
+        signature: the modules and flags it holds for.
+        single: there was one sample only, so nothing is known about mixing yet.
+        forward_differentiates: the forward pass needs grad mode (a physics-informed net).
+        coarsest: the dtype with the fewest digits in the forward pass.
+        device: where it runs.
+        bytes_per_sample: activations kept for one backward pass, per sample.
+        layer_bytes_per_sample: what the Linear layers put out, per sample.
+        trusted_layers: see `layer_trust`.
+        undecided: some parameter had a gradient of zero, which proves nothing about its layer, nor
+            about second derivatives on the way to it.
+    """
+
+    signature: Signature
+    single: bool
+    forward_differentiates: bool
+    coarsest: torch.dtype
+    device: torch.device
+    bytes_per_sample: float
+    layer_bytes_per_sample: float
+    trusted_layers: frozenset[str]
+    undecided: bool
+
+    @property
+    def epsilon(self) -> float:
+        """Machine epsilon of the coarsest arithmetic in the forward pass, as torch is set now."""
+        with forward_precision():
+            return epsilon_of(self.coarsest, self.device)
+
+    @property
+    def derivative_epsilon(self) -> float:
+        """The same of a backward pass, which may have tf32 where the forward pass has not."""
+        return epsilon_of(self.coarsest, self.device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The copy of a model is another model: without a signature it will be probed anew.
+        rest = [getattr(self, field.name) for field in fields(self)[1:]]
+        return Findings, ((), *rest)
+
+
+def signature(network: Network) -> Signature:
+    """Changes when a module is replaced, or a `training` flag or autocast is switched."""
+    # By weak reference: the id of a module that is gone may be given to its successor.
+    modules = tuple((weakref.ref(module), module.training) for module in modules_in(network.model))
+    return network.autocast, modules
+
+
+def probe(network: Network, batch: Batch, model_signature: Signature) -> Findings:
+    """Run the probes on a few samples of the batch.
+
+    Raises:
+        LossContractError: the objective is random, mixes samples or remembers the last ones, or its
+            forward pass writes parameters.
+    """
+    few = batch.spread(PROBE_SAMPLES).to(network.parameters.device)
+    devices = [network.parameters.device] if network.parameters.device.type == "cuda" else []
+    check_embeddings(network.model)
+    with (
+        torch.random.fork_rng(devices=devices),
+        buffers_kept(network.model),
+        parameters_kept(network.model) as check_parameters,
+    ):
+        differentiates = _forward_differentiates(network, few)
+        check_parameters()
+        mode = torch.enable_grad() if differentiates else torch.no_grad()
+        with mode, _CoarsestArithmetic(network.parameters.dtype) as arithmetic:
+            whole = network.sample_losses(few, eager=True).detach().double()
+        coarsest, device = arithmetic.coarsest, network.parameters.device
+        with mode:
+            again = network.sample_losses(few).detach().double()
+            _check_repeats(network.model, whole, again)
+            if few.size > 1:
+                with forward_precision():
+                    epsilon = epsilon_of(coarsest, device)
+                _check_halves(network, few, whole, epsilon)
+            _check_memory(network, few)
+        bytes_per_sample = activation_bytes(network, few)
+        with recorded_linear_layers(network.eager) as layers:
+            losses = network.sample_losses(few, eager=True)
+        put_out = sum(z.nbytes for layer in layers for z in layer.outputs)
+        check_graph(losses)
+        gradients = _gradients(losses, network.parameters.tensors)
+        trusted = trusted_layers(network, losses, layers, gradients, epsilon_of(coarsest, device))
+    return Findings(
+        signature=model_signature,
+        single=few.size == 1,
+        forward_differentiates=differentiates,
+        coarsest=coarsest,
+        device=device,
+        bytes_per_sample=bytes_per_sample,
+        layer_bytes_per_sample=put_out / few.size,
+        trusted_layers=trusted,
+        undecided=any(g is not None and not bool(g.any()) for g in gradients),
+    )
+
+
+def _gradients(losses: Tensor, parameters: list[Tensor]) -> Sequence[Tensor | None]:
+    """Of the sum; None for what it does not depend on."""
+    if not losses.requires_grad:
+        return [None] * len(parameters)
+    found: tuple[Tensor | None, ...] = torch.autograd.grad(
+        losses, parameters, torch.ones_like(losses), retain_graph=True, allow_unused=True
+    )
+    if any(g is not None and g.is_sparse for g in found):
+        raise LossContractError(
+            "the model has sparse gradients, which have no curvature products: make its embeddings "
+            "with sparse=False"
+        )
+    return found
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Put every buffer back as it was, bit for bit; but for views of parameters."""
+    before = [
+        (module, name, buffer, buffer.clone())
+        for module in modules_in(model)
+        if module._buffers  # asked first: most have none, and this is done at every step
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    places = (p.untyped_storage().data_ptr() for p in model.parameters())
+    parameters = set(places) if before else set()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, copy in before:
+                setattr(module, name, buffer)  # the forward may have put another in its place
+                shared = buffer.untyped_storage().data_ptr() in parameters
+                if not shared and not _is_expanded(buffer):
+                    buffer.copy_(copy)
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Whether several of its entries are one number in memory, so that nobody can write to it."""
+    return any(s == 0 and size > 1 for s, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def activation_bytes(network: Network, few: Batch) -> float:
+    """Bytes of activations a backward pass keeps per sample, at least 1."""
+
+    def kept(batch: Batch) -> int:
+        return kept_bytes(lambda: network.sample_losses(batch), network.parameters.tensors)
+
+    if few.size == 1:
+        return max(1.0, float(kept(few)))
+    half = few.rows(0, few.size // 2)
+    return max(1.0, (kept(few) - kept(half)) / (few.size - half.size))
+
+
+def kept_bytes(function: Callable[[], Any], parameters: list[Tensor]) -> int:
+    """Bytes that autograd keeps of a function, parameters left out, and of a tensor it returns."""
+    try:
+        with _SavedBytes(parameters) as saved:
+            result = function()
+        return saved.bytes + (result.nbytes if isinstance(result, Tensor) else 0)
+    except RuntimeError as problem:
+        if is_out_of_memory(problem):
+            raise
+        # Nothing may watch the derivatives of torch.func in a forward pass. All that is computed
+        # is the most that can be kept.
+        made = _ResultBytes()
+        with made:
+            function()
+        return made.bytes
+
+
+class _ResultBytes(TorchDispatchMode):
+    """Counts the bytes that operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.bytes += sum(tensor.nbytes for tensor in _tensors_of(result))
+        return result
+
+
+class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """Counts the bytes that autograd saves, each storage once and the parameters not at all."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self._sizes: dict[int, int] = {}
+        self._parameters = {p.untyped_storage().data_ptr() for p in parameters}
+        super().__init__(self._pack, lambda tensor: tensor)
+
+    def __enter__(self) -> "_SavedBytes":  # type: ignore[override]
+        super().__enter__()
+        return self
+
+    @property
+    def bytes(self) -> int:
+        """How many so far."""
+        return sum(self._sizes.values())
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        try:
+            storage = tensor.untyped_storage()
+            address, size = storage.data_ptr(), storage.nbytes()
+        except RuntimeError:
+            # Inside the transforms of torch.func a tensor shows no storage: each counts by itself.
+            address, size = -len(self._sizes) - 1, tensor.nbytes
+        if address not in self._parameters:
+            self._sizes[address] = size
+        return tensor
+
+
+class _CoarsestArithmetic(TorchDispatchMode):
+    """Notes the floating-point dtype with the fewest digits that any operation returns."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.coarsest = dtype
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors_of(result):
+            if (
+                tensor.is_floating_point()
+                and torch.finfo(tensor.dtype).eps > torch.finfo(self.coarsest).eps
+            ):
+                self.coarsest = tensor.dtype
+        return result
+
+
+def _tensors_of(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    return [t for t in result if isinstance(t, Tensor)] if isinstance(result, tuple | list) else []
+
+
+def epsilon_of(dtype: torch.dtype, device: torch.device) -> float:
+    """Machine epsilon of matrix products in a dtype, as torch is set now."""
+    tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return TF32_EPSILON if tf32 and dtype == torch.float32 else torch.finfo(dtype).eps
+
+
+def _forward_differentiates(network: Network, few: Batch) -> bool:
+    try:
+        with torch.no_grad():
+            network.sample_losses(few)
+    except RuntimeError as problem:
+        if is_out_of_memory(problem):
+            raise
+        with torch.enable_grad():
+            try:
+                network.sample_losses(few)
+            except RuntimeError as another:
+                raise (another if is_out_of_memory(another) else problem) from None
+        return True
+    return False
+
+
+def _check_repeats(model: nn.Module, first: Tensor, second: Tensor) -> None:
+    if _differ(first, second, TWICE_TOLERANCE):
+        raise LossContractError(
+            "the same samples gave two different losses, so the objective is random"
+            f"{_suspects(model)}: call model.eval() and take randomness out of forward and loss"
+        )
+
+
+def _check_halves(network: Network, few: Batch, whole: Tensor, epsilon: float) -> None:
+    half = few.size // 2
+    try:
+        parts = [
+            network.sample_losses(piece).detach().double()
+            for piece in (few.rows(0, half), few.rows(half, few.size))
+        ]
+    except (RuntimeError, ValueError) as problem:
+        if is_out_of_memory(problem):
+            raise
+        raise LossContractError(
+            f"model and loss work on {few.size} samples but not on half of them "
+            f"({first_line(problem)}){_suspects(network.model)}: call model.eval(), and make "
+            "the loss a mean over independent samples"
+        ) from problem
+    tolerance = COARSE_TOLERANCE if epsilon >= TF32_EPSILON else HALVES_TOLERANCE
+    if _differ(whole, torch.cat(parts), tolerance):
+        raise LossContractError(
+            "a batch and its two halves gave different losses, so samples are mixed"
+            f"{_suspects(network.model)}: call model.eval(), and make the loss a mean over "
+            "independent samples"
+        )
+
+
+def _check_memory(network: Network, few: Batch) -> None:
+    """Twice at another point: buffers that follow the weights (spectral_norm) tell nothing here."""
+    buffers = [name for name, _ in network.model.named_buffers()]
+    if not buffers:
+        return
+    theta = network.parameters.copy()
+    pattern = torch.arange(len(theta), device=theta.device).cos().to(theta.dtype)
+    point = theta * (1 + ELSEWHERE * pattern)
+    try:
+        first, second = (network.losses_at(point, few).detach().double() for _ in range(2))
+    except (RuntimeError, ValueError) as problem:
+        if is_out_of_memory(problem):
+            raise
+        return  # not every point need be one of the model's
+    if _differ(first, second, TWICE_TOLERANCE):
+        raise LossContractError(
+            "a forward pass leaves something behind for the next one, so the same parameters have "
+            f"more than one loss (buffers: {', '.join(buffers[:3])}): call model.eval()"
+        )
+
+
+def _differ(first: Tensor, second: Tensor, tolerance: float) -> bool:
+    # NaN and infinity are the step's to report; here only whether both are the same.
+    finite = first.isfinite() & second.isfinite()
+    if bool((first.isfinite() != second.isfinite()).any()):
+        return True
+    scale = first[finite].abs().mean() if bool(finite.any()) else first.new_zeros(())
+    return bool(((first - second)[finite].abs() > tolerance * scale).any())
+
+
+def _suspects(model: nn.Module) -> str:
+    """Names the modules in training mode that are known to behave so."""
+    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RNNBase)
+    found = [
+        f"{name or 'model'} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if module.training
+        and isinstance(module, kinds)
+        and not (isinstance(module, nn.RNNBase) and module.dropout == 0)
+    ]
+    return f" (in training mode: {', '.join(found[:3])})" if found else ""

@@ -1,0 +1,183 @@
+"""Derivatives by way of the outputs of Linear layers, from and to all parameters of a network.
+
+Gradients of layers are written where they belong in a vector; where they are recorded, they are
+made beside the rest of the backward pass.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from krylov_descent.cuda.graphs.beside_backward import moments_to_begin
+from krylov_descent.cuda.graphs.parallel_branches import (
+    Moment,
+    Moments,
+    begin,
+    begin_earlier,
+    moment,
+    side_by_side,
+)
+from krylov_descent.cuda.triton.cross_entropy import ones_for
+from krylov_descent.cuda.triton.entry import under_way
+from krylov_descent.objective.batches import Batch
+from krylov_descent.objective.layers.layer_trust import usable_layers
+from krylov_descent.objective.layers.linear_layers import (
+    Factored,
+    LinearLayer,
+    recorded_linear_layers,
+)
+from krylov_descent.objective.network import Network, require_graph
+from krylov_descent.objective.parameters import Pieces
+
+# Parameters of a model whose products take longer than to look at their numbers.
+LARGE = 1 << 16
+# Of the products with a direction, which a forward pass comes to one by one, so many at a time.
+AT_A_TIME = 3
+
+
+class Reach:
+    """What derivatives are taken with respect to, instead of the parameters themselves.
+
+    Args:
+        network: whose parameters are meant.
+        layers: of its forward pass; those that cannot be used (see `layer_trust`) are left to
+            autograd.
+        roots: what derivatives are taken of.
+
+    Attributes:
+        tensors: the outputs of the usable layers, as their places in the graph, which hold no
+            numbers, and the parameters of everything else.
+
+    Memory: where a layer is called several times, a copy of its inputs.
+    """
+
+    def __init__(
+        self, network: Network, layers: Sequence[LinearLayer], roots: Sequence[Tensor]
+    ) -> None:
+        network.check_leaves(roots)
+        self._parameters = network.parameters
+        parameters = network.parameters.tensors
+        # Modules hold the original parameters, also where the network works on aliases.
+        position = {id(p): i for i, p in enumerate(network.original.parameters.tensors)}
+        ones = functools.cache(partial(torch.ones, 1, device=network.parameters.device))
+        self._layers = [
+            Factored(layer, position, ones) for layer in usable_layers(network, roots, layers)
+        ]
+        covered = {i for layer in self._layers for i in (layer.weight, layer.bias)}
+        self._rest = [i for i in range(len(parameters)) if i not in covered]
+        # Tensors and gradient edges; torch's annotations know lists of the one or the other.
+        self.tensors: list[Any] = [z for layer in self._layers for z in layer.outputs]
+        self.tensors += [parameters[i] for i in self._rest]
+
+    @property
+    def on_cpu_and_large(self) -> bool:
+        """Whether arithmetic is what takes the time."""
+        return self._parameters.device.type == "cpu" and self._parameters.numel >= LARGE
+
+    def gradients(self, losses: Tensor) -> list[Tensor | None]:
+        """∂ Σ losses / ∂p for each parameter; None where the losses do not depend on it."""
+        require_graph(losses)
+        room = self.room()
+        found = torch.autograd.grad(losses, self.tensors, ones_for(losses), allow_unused=True)
+        return self.to_parameters(found, room)
+
+    def room(self) -> "Room":
+        """For derivatives towards the parameters; asked for before all that they are made of.
+
+        They are written where they belong in a vector, which saves a copy of all of it. On a GPU
+        only where products are not left to torch: its kernels want pieces that begin evenly.
+        """
+        vector: Tensor | None = None
+        places: Sequence[Tensor | None] = [None] * len(self._parameters.tensors)
+        if self._parameters.device.type == "cpu" or under_way() is not None:
+            vector = self._parameters.empty()
+            places = self._parameters.pieces(vector)
+        return Room(vector, places, moment())
+
+    def to_parameters(
+        self, cotangents: Sequence[Tensor | None], room: "Room"
+    ) -> list[Tensor | None]:
+        """From a derivative towards `tensors` to one towards the parameters.
+
+        Where it is recorded, the products of a layer begin as soon as its δ is there, beside the
+        rest of the backward pass.
+        """
+        pieces: list[Tensor | None] = [None] * len(self._parameters.tensors)
+        start, deltas = 0, list[tuple[Factored, Tensor]]()
+        for layer in self._layers:
+            delta = layer.joined(cotangents[start : (start := start + len(layer.outputs))])
+            if delta is not None:
+                deltas.append((layer, delta))
+        deltas.reverse()  # from the last layer on, as a backward pass goes
+        of_weights, of_biases = list[_Job](), list[_Job]()
+        moments = moments_to_begin([(layer.width, delta) for layer, delta in deltas])
+        for (layer, delta), made in zip(deltas, moments, strict=True):
+            if layer.weight is not None:
+                job = partial(layer.weight_gradient, delta, room.places[layer.weight])
+                of_weights.append(_Job(layer.weight, made, job))
+            if layer.bias is not None:
+                job = partial(layer.bias_gradient, delta, room.places[layer.bias])
+                of_biases.append(_Job(layer.bias, made, job))
+        jobs = of_weights + of_biases  # which are short, and fit beside the others
+        found = begin_earlier([(job.begins, job.run) for job in jobs], room.since)
+        for of_job, piece in zip(jobs, found, strict=True):
+            pieces[of_job.parameter] = piece
+        for i, cotangent in zip(self._rest, cotangents[start:], strict=True):
+            pieces[i] = _written(cotangent, room.places[i])
+        if room.vector is None or any(piece is None for piece in pieces):
+            return pieces
+        return Pieces(room.vector, pieces)
+
+    def from_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
+        """From a direction in the parameters to the one that it causes in `tensors`."""
+        jobs = [partial(layer.from_parameters, pieces) for layer in self._layers]
+        # What goes on from the first layer need not wait for the others, where it is recorded.
+        others = side_by_side(jobs[1:]) if under_way() is None else begin(jobs[1:], AT_A_TIME)
+        moved = [dz for of_layer in (*(job() for job in jobs[:1]), *others) for dz in of_layer]
+        return moved + [pieces[i] for i in self._rest]
+
+
+class _Job(NamedTuple):
+    """The gradient of one parameter, which may begin behind moments of the backward pass."""
+
+    parameter: int
+    begins: Moments
+    run: Callable[[], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """For derivatives towards the parameters.
+
+    Attributes:
+        vector: of all of them [n]; None where each has a place of its own.
+        places: for each parameter, in that vector.
+        since: the moment at which this was there.
+    """
+
+    vector: Tensor | None
+    places: Sequence[Tensor | None]
+    since: Moment
+
+
+def losses_and_reach(network: Network, batch: Batch) -> tuple[Tensor, Reach]:
+    """The losses of a batch [size], in the graph, and what has their gradients."""
+    with recorded_linear_layers(network.eager) as layers:
+        losses = network.sample_losses(batch, eager=True)
+    return losses, Reach(network, layers, [losses])
+
+
+def losses_and_gradients(network: Network, batch: Batch) -> tuple[Tensor, list[Tensor | None]]:
+    """The losses of a batch [size], and ∂ Σ losses / ∂p for each parameter."""
+    losses, reach = losses_and_reach(network, batch)
+    return losses.detach(), reach.gradients(losses)
+
+
+def _written(cotangent: Tensor | None, place: Tensor | None) -> Tensor | None:
+    """The cotangent, at its place where there is one."""
+    return cotangent if cotangent is None or place is None else place.copy_(cotangent)

@@ -1,0 +1,107 @@
+"""Which Linear layers are what they seem from outside (see `linear_layers`).
+
+Two checks decide, and a layer must pass both:
+
+- once for a model, on a few samples: δᵀx is autograd's own gradient (`trusted_layers`);
+- in the graph of every forward pass that is differentiated: nothing but the layer's calls uses its
+  weight and bias (`usable_layers`). A model may tie or reuse a weight, penalise it or differentiate
+  through it at some steps or for some samples only.
+
+A layer that fails is left to autograd.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from krylov_descent.objective.layers.graph_walks import layers_used_elsewhere
+from krylov_descent.objective.layers.linear_layers import Factored, LinearLayer
+from krylov_descent.objective.loss_scale import length
+from krylov_descent.objective.network import Network
+
+# Of δᵀx: under autocast and in tf32 autograd's own gradient is rounded to few digits.
+FINE_TOLERANCE, COARSE_TOLERANCE = 1e-3, 3e-2
+
+
+def trust_tolerance(epsilon: float) -> float:
+    """How far δᵀx may be from autograd's own gradient, for an arithmetic of this epsilon."""
+    return FINE_TOLERANCE if epsilon < FINE_TOLERANCE / 10 else COARSE_TOLERANCE
+
+
+def usable_layers(
+    network: Network, roots: Sequence[Tensor], layers: Sequence[LinearLayer]
+) -> list[LinearLayer]:
+    """The trusted layers for which ∂roots/∂W is δᵀx in this graph.
+
+    Args:
+        network: the model, or aliases of it.
+        roots: what is differentiated.
+        layers: of the forward pass that gave the roots.
+    """
+    names = {id(module): name for name, module in network.eager.named_modules()}
+    trusted = [layer for layer in layers if names.get(id(layer.module)) in network.trusted_layers]
+    return used_nowhere_else(roots, trusted)
+
+
+def used_nowhere_else(roots: Sequence[Tensor], layers: Sequence[LinearLayer]) -> list[LinearLayer]:
+    """Those layers whose calls are all that the graph of the roots knows of their parameters."""
+    there = [layer for layer in layers if layer.in_graph()]
+    elsewhere = layers_used_elsewhere(roots, there)
+    return [layer for i, layer in enumerate(there) if i not in elsewhere]
+
+
+def trusted_layers(
+    network: Network,
+    losses: Tensor,
+    layers: list[LinearLayer],
+    exact: Sequence[Tensor | None],
+    epsilon: float,
+) -> frozenset[str]:
+    """The names of those layers whose δᵀx is autograd's own gradient.
+
+    Args:
+        network: the model.
+        losses: of a few samples.
+        layers: of the forward pass that gave them.
+        exact: autograd's gradients of their sum.
+        epsilon: of its arithmetic.
+    """
+    names = {id(module): name for name, module in network.eager.named_modules()}
+    position = {id(p): i for i, p in enumerate(network.parameters.tensors)}
+    trained = [
+        layer
+        for layer in layers
+        if {id(layer.module.weight), id(layer.module.bias)} & position.keys()
+    ]
+    candidates = used_nowhere_else([losses], trained)
+    if not candidates or not losses.requires_grad:
+        return frozenset()
+    outputs = [z for layer in candidates for z in layer.outputs]
+    deltas = torch.autograd.grad(
+        losses, outputs, torch.ones_like(losses), retain_graph=True, allow_unused=True
+    )
+    tolerance = trust_tolerance(epsilon)
+    ones = partial(torch.ones, 1, device=network.parameters.device)
+    found, start = set(), 0
+    for layer in candidates:
+        own = deltas[start : (start := start + len(layer.outputs))]
+        factored = Factored(layer, position, ones)
+        delta, gradients = factored.joined(own), []
+        if delta is not None and factored.weight is not None:
+            gradients.append((factored.weight, factored.weight_gradient(delta)))
+        if delta is not None and factored.bias is not None:
+            gradients.append((factored.bias, factored.bias_gradient(delta)))
+        # A gradient of zero proves nothing.
+        if gradients and all(_agrees(gradient, exact[i], tolerance) for i, gradient in gradients):
+            found.add(names[id(layer.module)])
+    return frozenset(found)
+
+
+def _agrees(gradient: Tensor, exact: Tensor | None, tolerance: float) -> bool:
+    if exact is None:
+        return False
+    size = length(exact)
+    return 0 < size < math.inf and length(gradient - exact) <= tolerance * size

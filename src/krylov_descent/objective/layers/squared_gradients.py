@@ -1,0 +1,379 @@
+"""Sums of squared per-sample gradients, for the Fisher diagonal (paper, Section 4).
+
+What is wanted is Σᵢ (∂nᵢ/∂θ)², the square inside the sum: not the square of the gradient.
+Three routes, the first that holds for a parameter is taken:
+
+1. Linear layers, from what goes in (x) and what comes back (δ). With one row per sample
+   ∂nᵢ/∂W = δᵢxᵢᵀ, so the squares factor: Σᵢ (δᵢxᵢᵀ)² = (δ²)ᵀ(x²), one more matrix product.
+   With several (the steps of a sequence, a recurrent layer called once per step) ∂nᵢ/∂W is the
+   sum of δxᵀ over the sample's rows, a matrix product per sample. A layer is trusted as in
+   `layer_trust`, and where each δ of a first batch turned out to be its own sample's: it is
+   not where dimension 0 is the time.
+2. vmap over samples elsewhere, in chunks that fit the memory for activations.
+3. A loop over samples where vmap fails, with a warning of what it costs.
+
+Never are N×n numbers held.
+"""
+
+import copy
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from krylov_descent.cuda.graphs.beside_backward import moments_to_begin
+from krylov_descent.cuda.graphs.parallel_branches import Moment, begin_earlier, moment
+from krylov_descent.cuda.triton.cross_entropy import ones_for
+from krylov_descent.cuda.triton.entry import under_way
+from krylov_descent.cuda.triton.launching import NotLoadedError
+from krylov_descent.objective.batches import Batch, replace_tensors, tensors_in
+from krylov_descent.objective.contract_probe import epsilon_of
+from krylov_descent.objective.layers.layer_trust import trust_tolerance, used_nowhere_else
+from krylov_descent.objective.layers.linear_layers import LinearLayer, recorded_linear_layers
+from krylov_descent.objective.loss_scale import length
+from krylov_descent.objective.network import Network, require_graph
+from krylov_descent.runtime.messages import first_line, is_out_of_memory
+from krylov_descent.runtime.precision import rough_products
+
+# What holds for these holds for all.
+TRUST_SAMPLES = 32
+# Of the memory for activations, what a chunk of per-sample gradients may take beside them.
+CHUNK_PART = 8
+
+
+class SquaredGradients:
+    """Per-sample squares of a network's gradients, batch by batch.
+
+    Attributes:
+        settled: whether the last batch left nothing to find out about the model.
+
+    Cost of `of_batch`: one gradient, plus one third of it for layers of route 1, plus one to
+    three gradients for route 2, plus a forward and backward pass per sample for route 3.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self.forget()
+
+    def forget(self) -> None:
+        """Trust nothing any more: the model has changed."""
+        self._trusted: dict[int, bool] = {}
+        self._vmap_works = True
+        self.settled = False
+
+    def on(self, network: Network) -> "SquaredGradients":
+        """The same knowledge of the model, for aliases of its parameters."""
+        other = copy.copy(self)
+        other._network = network
+        return other
+
+    def of_batch(
+        self, batch: Batch, memory: int
+    ) -> tuple[Tensor, list[Tensor | None], list[Tensor]]:
+        """Losses [m], Σ gradients and Σ squared gradients (one of each per parameter).
+
+        Args:
+            batch: m samples.
+            memory: bytes that activations may take; an eighth of it is for per-sample gradients.
+        """
+        network = self._network
+        parameters = network.parameters.tensors
+        held = network.original.parameters.tensors  # by the modules
+        position = {id(p): i for i, p in enumerate(held)}
+        losses, candidates = self._losses_and_candidates(batch, position)
+        if any(id(layer.module) not in self._trusted for layer in candidates):
+            self._decide_trust(batch.spread(TRUST_SAMPLES), position, memory)
+        self.settled = all(id(layer.module) in self._trusted for layer in candidates)
+        factored = [layer for layer in candidates if self._trusted.get(id(layer.module))]
+
+        covered = {id(p) for layer in factored for p in (layer.module.weight, layer.module.bias)}
+        rest = [
+            i for i, p in enumerate(network.original.parameters.tensors) if id(p) not in covered
+        ]
+        outputs, since = [y for layer in factored for y in layer.outputs], moment()
+        found = torch.autograd.grad(
+            losses,
+            [*outputs, *(parameters[i] for i in rest)],
+            ones_for(losses),
+            allow_unused=True,
+        )
+        losses = losses.detach()
+        gradients: list[Tensor | None] = [None] * len(parameters)
+        squares: list[Tensor | None] = [None] * len(parameters)
+        for i, gradient in zip(rest, found[len(outputs) :], strict=True):
+            gradients[i] = gradient
+        deltas: list[Tensor | None] = list(found[: len(outputs)])
+        del found, outputs, candidates
+        of_layers = _one_after_another if since is None else partial(_side_by_side, since)
+        for p, gradient, square in of_layers(factored, deltas, memory):
+            if id(p) in position:
+                gradients[position[id(p)]] = gradient
+                squares[position[id(p)]] = square
+        if rest:
+            # No number can be read where this is recorded, after the same was done without.
+            sums = [gradients[i] for i in rest] if since is None else None
+            of_rest = self._squares_by_vmap(batch, rest, memory, sums)
+            for i, square in zip(rest, of_rest, strict=True):
+                squares[i] = square
+        known = (
+            p.new_zeros(()) if s is None else s for p, s in zip(parameters, squares, strict=True)
+        )
+        return losses, gradients, list(known)
+
+    def _losses_and_candidates(
+        self, batch: Batch, position: dict[int, int]
+    ) -> tuple[Tensor, list[LinearLayer]]:
+        """Losses [m] in the graph, and the trained layers that route 1 may be for."""
+        with recorded_linear_layers(self._network.eager) as layers:
+            losses = self._network.sample_losses(batch, eager=True)
+        require_graph(losses)
+        self._network.check_leaves([losses])
+        trained = [
+            layer
+            for layer in layers
+            if {id(layer.module.weight), id(layer.module.bias)} & position.keys()
+            and _has_rows(layer, batch.size)
+        ]
+        # In every graph anew: a weight may be used elsewhere at some steps, or by some samples.
+        return losses, used_nowhere_else([losses], trained)
+
+    def _decide_trust(self, few: Batch, position: dict[int, int], memory: int) -> None:
+        """Compare with autograd's gradient, and with losses weighted differently by sample.
+
+        On a few samples, because it holds the δ of all calls twice.
+        """
+        losses, candidates = self._losses_and_candidates(few, position)
+        tensors = self._network.parameters.tensors
+        outputs = [y for layer in candidates for y in layer.outputs]
+        ones = torch.ones_like(losses)
+        weights = torch.linspace(1, 2, len(losses), dtype=losses.dtype, device=losses.device)
+        found: list[tuple[Tensor | None, ...]] = [
+            torch.autograd.grad(losses, of, by, retain_graph=True, allow_unused=True)
+            for of, by in ((outputs, ones), (outputs, weights), (tensors, ones))
+        ]
+        deltas, weighted, exact = found
+        start = 0
+        for layer in candidates:
+            here = slice(start, start := start + len(layer.outputs))
+            tolerance = trust_tolerance(epsilon_of(layer.outputs[0].dtype, losses.device))
+            own = _own_samples(deltas[here], weighted[here], weights, tolerance)
+            verdicts = []
+            for p, gradient, _ in _factored(layer, deltas[here], memory):
+                if id(p) in position:
+                    truth = exact[position[id(p)]]
+                    truth = torch.zeros_like(p) if truth is None else truth
+                    size, error = length(truth), length(truth - gradient)
+                    # A gradient of zero proves nothing: decide on a later batch.
+                    verdicts.append(error <= tolerance * size if size or error else None)
+            if all(verdict is not None for verdict in verdicts):
+                self._trusted[id(layer.module)] = own and all(verdicts)
+
+    def _squares_by_vmap(
+        self,
+        batch: Batch,
+        rest: list[int],
+        memory: int,
+        sums: Sequence[Tensor | None] | None,
+    ) -> list[Tensor]:
+        """Σ squared gradients of some parameters.
+
+        Args:
+            batch: m samples.
+            rest: the indices of the parameters.
+            memory: bytes that activations may take.
+            sums: Σ gradients by autograd, to check the samples' own gradients; None for no check.
+        """
+        if self._vmap_works:
+            try:
+                return self._vmapped(batch, rest, memory, sums)
+            except NotLoadedError:
+                raise
+            except RuntimeError as problem:
+                if is_out_of_memory(problem):
+                    raise
+                self._vmap_works = False
+                warnings.warn(
+                    "the squared per-sample gradients of this model cannot be vectorised "
+                    f"({first_line(problem)}); they are computed sample by sample, one backward "
+                    'pass each: preconditioner="identity" avoids that cost',
+                    stacklevel=2,
+                )
+        return self._one_by_one(batch, rest)
+
+    def _vmapped(
+        self,
+        batch: Batch,
+        rest: list[int],
+        memory: int,
+        sums: Sequence[Tensor | None] | None,
+    ) -> list[Tensor]:
+        network = self._network.original  # which swaps the parameters itself
+        names = [network.names[i] for i in rest]
+        tensors = tuple(network.parameters.tensors[i].detach() for i in rest)
+        nest = (batch.inputs, batch.targets)
+
+        def loss_of_one(values: tuple[Tensor, ...], *row: Tensor) -> Tensor:
+            inputs, targets = replace_tensors(nest, [t.unsqueeze(0) for t in row])
+            one = Batch(inputs, targets, 1)
+            loss: Tensor = network.call_with(
+                values, names, lambda: network.sample_losses(one, eager=True)
+            )
+            return loss[0]
+
+        columns = tensors_in(nest)
+        gradient = torch.vmap(torch.func.grad(loss_of_one), in_dims=(None, *(0 for _ in columns)))
+        squares = [torch.zeros_like(tensor) for tensor in tensors]
+        totals = [torch.zeros_like(tensor) for tensor in tensors]
+        chunk = max(1, memory // CHUNK_PART // max(1, sum(tensor.nbytes for tensor in tensors)))
+        # No graph towards the parameters that are not swapped; torch.func.grad makes its own.
+        with torch.no_grad(), warnings.catch_warnings():
+            # An operation without a batching rule is looped over inside: slower, not wrong.
+            warnings.filterwarnings("ignore", message=".*performance drop.*")
+            for start in range(0, batch.size, chunk):
+                rows = gradient(tensors, *(column[start : start + chunk] for column in columns))
+                for total, square, row in zip(totals, squares, rows, strict=True):
+                    total.add_(row.sum(0))
+                    square.add_(row.square().sum(0))
+        epsilon = epsilon_of(network.autocast or tensors[0].dtype, tensors[0].device)
+        for name, total, square, exact in zip(names, totals, squares, sums or (), strict=False):
+            error = total if exact is None else total - exact
+            # Σ‖gᵢ‖ ≤ √(m Σ‖gᵢ‖²); rounding is relative to it, not to the sum, which may vanish.
+            size = (batch.size * square.sum()).sqrt()
+            # Parameters are swapped in the modules, which does not reach a tensor that the loss or
+            # the forward pass holds elsewhere, in a list for example.
+            if bool(error.norm() > trust_tolerance(epsilon) * size):
+                raise RuntimeError(f"those of {name!r} do not add up to its gradient")
+        return squares
+
+    def _one_by_one(self, batch: Batch, rest: list[int]) -> list[Tensor]:
+        tensors = [self._network.parameters.tensors[i] for i in rest]
+        squares = [torch.zeros_like(tensor) for tensor in tensors]
+        for i in range(batch.size):
+            loss = self._network.sample_losses(batch.rows(i, i + 1), eager=True)
+            row = torch.autograd.grad(loss.sum(), tensors, allow_unused=True)
+            for square, gradient in zip(squares, row, strict=True):
+                if gradient is not None:
+                    square.addcmul_(gradient, gradient)
+        return squares
+
+
+def _has_rows(layer: LinearLayer, samples: int) -> bool:
+    """Whether dimension 0 can be the samples."""
+    return all(x.dim() > 1 and len(x) == samples for x in layer.inputs)
+
+
+def _own_samples(
+    deltas: Sequence[Tensor | None],
+    weighted: Sequence[Tensor | None],
+    weights: Tensor,
+    tolerance: float,
+) -> bool:
+    """Whether δ of sample i follows the weight of loss i, and of no other."""
+    for delta, other in zip(deltas, weighted, strict=True):
+        if delta is not None and other is not None:
+            scaled = delta * weights.to(delta.dtype).view(-1, *(1,) * (delta.dim() - 1))
+            if not length(scaled - other) <= tolerance * length(other):
+                return False
+    return True
+
+
+def _one_after_another(
+    layers: list[LinearLayer], deltas: list[Tensor | None], memory: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """What `_factored` gives for all layers, whose rows are let go as soon as they were used.
+
+    Args:
+        layers: emptied.
+        deltas: of all their calls; emptied.
+        memory: bytes that activations may take.
+    """
+    while layers:
+        layer = layers.pop(0)
+        own = [deltas.pop(0) for _ in layer.outputs]
+        layer.outputs.clear()
+        yield from _factored(layer, own, memory)
+
+
+def _side_by_side(
+    since: Moment, layers: list[LinearLayer], deltas: list[Tensor | None], memory: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The same where it is recorded: beside the backward pass, and one layer beside the other."""
+    rest = iter(deltas)
+    calls = [[next(rest) for _ in layer.outputs] for layer in layers][::-1]
+    layers = layers[::-1]
+    made = moments_to_begin(
+        [
+            (max(layer.module.weight.shape), own[0] if len(own) == 1 else None)
+            for layer, own in zip(layers, calls, strict=True)
+        ]
+    )
+    jobs = [
+        partial(_factored, layer, own, memory) for layer, own in zip(layers, calls, strict=True)
+    ]
+    for found in begin_earlier(list(zip(made, jobs, strict=True)), since):
+        yield from found
+
+
+def _factored(
+    layer: LinearLayer, deltas: Sequence[Tensor | None], memory: int
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """(parameter, Σ gradient, Σ squared gradient) for weight and bias of one Linear layer."""
+    weight, bias = layer.module.weight, layer.module.bias
+    calls = [
+        (x.to(weight.dtype), delta.to(weight.dtype))
+        for x, delta in zip(layer.inputs, deltas, strict=True)
+        if delta is not None
+    ]
+    if not calls:
+        return [(p, torch.zeros_like(p), torch.zeros_like(p)) for p in layer.module.parameters()]
+    if len(calls) == 1 and calls[0][0].dim() == 2:
+        x, delta = calls[0]
+        of_weight, weight_squares, of_bias, bias_squares = _sums_over_samples(x, delta)
+        found = [(weight, of_weight, weight_squares)]
+        if bias is not None:
+            found.append((bias, of_bias, bias_squares))
+        return found
+    return _by_products_per_sample(layer.module, calls, memory)
+
+
+def _sums_over_samples(x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """δᵀx, (δ²)ᵀx², Σ δ and Σ δ², for x [m, inputs] and δ [m, outputs]."""
+    products = under_way()
+    if products is not None:
+        squares = products.matrices.product_of_squares(delta, x)
+        sums = products.matrices.sums_over_rows(delta, squares=True)
+        if squares is not None and sums is not None:
+            of_bias, bias_squares = sums.chunk(2)
+            return delta.t() @ x, squares, of_bias, bias_squares
+    squared = delta.square()
+    with rough_products():
+        squares = squared.t() @ x.square()
+    # Products, because on a GPU a sum over rows takes several times as long.
+    ones = delta.new_ones(len(delta))
+    return delta.t() @ x, squares, ones @ delta, ones @ squared
+
+
+def _by_products_per_sample(
+    module: nn.Linear, calls: list[tuple[Tensor, Tensor]], memory: int
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The same where a sample has several rows: its gradients are made, a chunk at a time."""
+    weight = module.weight
+    found = [(weight, torch.zeros_like(weight), torch.zeros_like(weight))]
+    if module.bias is not None:
+        found.append((module.bias, torch.zeros_like(module.bias), torch.zeros_like(module.bias)))
+    samples = calls[0][0].shape[0]
+    numbers = weight.numel() + sum(x.numel() + delta.numel() for x, delta in calls) // samples
+    chunk = max(1, memory // CHUNK_PART // (weight.element_size() * numbers))
+    for start in range(0, samples, chunk):
+        pieces = [(x[start : start + chunk], delta[start : start + chunk]) for x, delta in calls]
+        # [chunk, rows, in] and [chunk, rows, out]
+        x = torch.cat([x.reshape(len(x), -1, x.shape[-1]) for x, _ in pieces], 1)
+        delta = torch.cat([d.reshape(len(d), -1, d.shape[-1]) for _, d in pieces], 1)
+        for (_, gradient, square), rows in zip(
+            found, (delta.transpose(1, 2) @ x, delta.sum(1)), strict=False
+        ):
+            gradient.add_(rows.sum(0))
+            square.add_(rows.square_().sum(0))
+    return found

@@ -1,0 +1,208 @@
+"""One flat vector over the parameters that are trained.
+
+The mathematics of Krylov Subspace Descent speaks of one vector θ ∈ Rⁿ. A module
+speaks of many tensors. `FlatParameters` is the only translator: it copies θ out,
+writes θ in, and cuts a vector into pieces shaped like the parameters. The
+parameters keep their own storage; nothing of the module is replaced.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from krylov_descent.cuda.triton.entry import under_way
+
+SUPPORTED_DTYPES = (torch.float32, torch.float64)
+
+
+class Pieces(list["Tensor | None"]):
+    """Pieces of a vector [n] that was made for them: to join them takes no copy."""
+
+    def __init__(self, vector: Tensor, pieces: Iterable[Tensor | None]) -> None:
+        super().__init__(pieces)
+        self.vector = vector
+
+
+class FlatParameters:
+    """The trainable tensors of a model, seen as one vector of `numel` numbers.
+
+    Args:
+        parameters: the tensors, each once, in a fixed order.
+        weight_decay: λ of each tensor; the objective gains ½λ‖p‖².
+
+    Raises:
+        ValueError: no tensor, a tensor twice, mixed dtypes or devices.
+        TypeError: a dtype other than float32 and float64.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], weight_decay: Sequence[float]) -> None:
+        self.tensors = list(parameters)
+        self.weight_decay = [float(decay) for decay in weight_decay]
+        _check(self.tensors)
+        self.sizes = [p.numel() for p in self.tensors]
+        self.numel = sum(self.sizes)
+        self.dtype = self.tensors[0].dtype
+        self.device = self.tensors[0].device
+
+    @classmethod
+    def from_groups(cls, groups: Iterable[dict[str, Any]]) -> "FlatParameters":
+        """The tensors of torch.optim parameter groups that require a gradient just now."""
+        trainable = [
+            (p, group.get("weight_decay", 0.0))
+            for group in groups
+            for p in group["params"]
+            if p.requires_grad
+        ]
+        return cls([p for p, _ in trainable], [decay for _, decay in trainable])
+
+    def same_as(self, other: "FlatParameters") -> bool:
+        """Whether both see the same tensors in the same order with the same weight decay.
+
+        `model.double()` makes something else of the same tensors.
+        """
+        return (
+            len(self.tensors) == len(other.tensors)
+            and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
+            and self.weight_decay == other.weight_decay
+            and (self.dtype, self.device) == (other.dtype, other.device)
+        )
+
+    def copy(self) -> Tensor:
+        """θ as a new vector [n]."""
+        return self.flatten([p.detach() for p in self.tensors])
+
+    @torch.no_grad()
+    def assign(self, vector: Tensor) -> None:
+        """Write the vector [n] into the parameters, in place and exactly."""
+        torch._foreach_copy_(self.tensors, self.pieces(vector))
+
+    def pieces(self, vector: Tensor) -> list[Tensor]:
+        """Views of a vector [n], one shaped like each parameter; no copy."""
+        if len(vector) != self.numel:
+            raise ValueError(f"a vector of {self.numel} numbers is needed, found {len(vector)}")
+        if 0 not in self.sizes:  # an empty parameter would come back with the shape [0]
+            return list(torch._utils._unflatten_dense_tensors(vector, self.tensors))
+        parts = torch.split(vector, self.sizes)
+        return [part.view(p.shape) for part, p in zip(parts, self.tensors, strict=True)]
+
+    def empty_pieces(self) -> list[Tensor]:
+        """New tensors of whatever numbers, one like each parameter."""
+        return [torch.empty_like(p) for p in self.tensors]
+
+    def copied_pieces(self, vector: Tensor) -> list[Tensor]:
+        """The pieces of a vector [n] as new tensors, one like each parameter."""
+        copies = self.empty_pieces()
+        torch._foreach_copy_(copies, self.pieces(vector))
+        return copies
+
+    def empty(self) -> Tensor:
+        """A new vector [n] of whatever numbers."""
+        return torch.empty(self.numel, dtype=self.dtype, device=self.device)
+
+    def flatten(self, pieces: Sequence[Tensor | None]) -> Tensor:
+        """A new vector [n] out of pieces shaped like the parameters; None counts as zeros.
+
+        That of `Pieces` is the one that was made for them.
+        """
+        if isinstance(pieces, Pieces):
+            return pieces.vector
+        return torch.cat(
+            [
+                p.new_zeros(p.numel()) if piece is None else piece.reshape(-1)
+                for piece, p in zip(pieces, self.tensors, strict=True)
+            ]
+        )
+
+    def add(self, total: Tensor | None, pieces: Sequence[Tensor | None]) -> Tensor:
+        """The sum of a vector [n] and pieces, in place; a new vector where there is none yet."""
+        if total is None:
+            return self.flatten(pieces)
+        for target, piece in zip(self.pieces(total), pieces, strict=True):
+            if piece is not None:
+                target.add_(piece)
+        return total
+
+    def scale_decay(self, factor: float) -> None:
+        """Multiply λ of each tensor."""
+        self.weight_decay = [factor * decay for decay in self.weight_decay]
+
+    def decay_term(self) -> Tensor:
+        """½ Σ λ‖p‖² at the parameters as they are, summed in float64, still on their device."""
+        total: Tensor | None = None
+        for decay in set(self.weight_decay) - {0.0}:
+            chosen = [
+                p.detach()
+                for p, own in zip(self.tensors, self.weight_decay, strict=True)
+                if own == decay
+            ]
+            norms = torch.stack(torch._foreach_norm(chosen, 2, dtype=torch.float64))
+            term = 0.5 * decay * norms.square().sum()
+            total = term if total is None else total + term
+        return torch.zeros((), dtype=torch.float64, device=self.device) if total is None else total
+
+    def decay_value(self) -> float:
+        """½ Σ λ‖p‖² as a number."""
+        return float(self.decay_term()) if any(self.weight_decay) else 0.0
+
+    def scale_and_add_decay(self, result: Tensor, scale: Tensor, vector: Tensor) -> Tensor:
+        """The result [n] times a number on its device, plus λ ⊙ vector; in place."""
+        products, decays = under_way(), set(self.weight_decay)
+        done = False
+        if products is not None and len(decays) == 1:
+            done = products.long_vectors.scale_and_add(result, scale, vector, decays.pop())
+        if not done:
+            self.add_decay(result.mul_(scale), vector)
+        return result
+
+    def add_decay(self, result: Tensor, vector: Tensor | None = None) -> None:
+        """Add λ ⊙ vector to the result [n], in place; the vector is θ itself where not given."""
+        decays = set(self.weight_decay)
+        if decays == {0.0}:
+            return
+        if vector is not None and len(decays) == 1:
+            result.add_(vector, alpha=decays.pop())
+            return
+        targets = self.pieces(result)
+        sources = [p.detach() for p in self.tensors] if vector is None else self.pieces(vector)
+        for decay in decays - {0.0}:
+            chosen = [i for i, own in enumerate(self.weight_decay) if own == decay]
+            torch._foreach_add_(
+                [targets[i] for i in chosen], [sources[i] for i in chosen], alpha=decay
+            )
+
+    def add_decay_constant(self, diagonal: Tensor) -> None:
+        """Add λ to each entry of a diagonal [n], in place."""
+        decays = set(self.weight_decay)
+        if decays == {0.0}:
+            return
+        if len(decays) == 1:
+            diagonal.add_(decays.pop())
+            return
+        for target, decay in zip(self.pieces(diagonal), self.weight_decay, strict=True):
+            if decay:
+                target.add_(decay)
+
+
+def _check(tensors: Sequence[Tensor]) -> None:
+    if not tensors or not any(p.numel() for p in tensors):
+        raise ValueError(
+            "the model has no trainable parameters: give `params` at least one tensor "
+            "with requires_grad=True"
+        )
+    for p in tensors:
+        if p.dtype not in SUPPORTED_DTYPES:
+            raise TypeError(
+                f"parameters must be float32 or float64, found {p.dtype}: keep the parameters "
+                "in float32 (and use torch.autocast for a low-precision forward pass)"
+            )
+    for attribute in ("dtype", "device"):
+        found = sorted({str(getattr(p, attribute)) for p in tensors})
+        if len(found) > 1:
+            raise ValueError(
+                f"all trainable parameters must share one {attribute}, found {', '.join(found)}: "
+                f"move the model with model.to(...) first"
+            )
+    if len({id(p) for p in tensors}) < len(tensors):
+        raise ValueError("`params` names the same tensor more than once: give each tensor once")

@@ -1,0 +1,1 @@
+"""Krylov Subspace Descent, Algorithm 3 of the paper."""

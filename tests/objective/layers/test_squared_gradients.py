@@ -1,0 +1,355 @@
+"""Sums of squared per-sample gradients, for the Fisher diagonal."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from krylov_descent.objective.evaluation import Evaluation
+from krylov_descent.objective.layers.squared_gradients import CHUNK_PART, TRUST_SAMPLES
+from krylov_descent.objective.losses import Loss
+from krylov_descent.objective.objective import Objective
+from tests import dense
+from tests.problems import PAIRS, Problem, call, make, physics_informed
+
+RECURRENT = ("rnn", "gru", "lstm", "sequence")
+LOOPED = "ignore:the squared per-sample gradients of this model cannot be vectorised"
+
+
+@dataclass
+class Watched:
+    """An objective whose forward passes are counted, with the parameters swapped in each."""
+
+    model: nn.Module
+    loss: Loss
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.passes = list[set[str]]()
+        originals = dict(self.model.named_parameters())
+
+        def forward(model: nn.Module, inputs: Any) -> Any:
+            now = dict(model.named_parameters())
+            self.passes.append({name for name, p in originals.items() if now[name] is not p})
+            return call(model, inputs)
+
+        self.objective = Objective(self.model, self.loss, forward=forward, **self.arguments)
+
+    def evaluate(self, data: Any) -> Evaluation:
+        """Value, gradient and squares; `passes` then holds the passes over these data alone."""
+        self.objective.value_gradient_and_squares(data)  # probes, and decides what to trust
+        self.passes.clear()
+        return self.objective.value_gradient_and_squares(data)
+
+    @property
+    def vectorised(self) -> set[str]:
+        """The parameters whose squares were found by vmap: it swaps them, the others not."""
+        return set().union(*self.passes)
+
+
+def _watched(problem: Problem, **arguments: Any) -> Watched:
+    return Watched(problem.model, problem.loss, arguments)
+
+
+def _check(found: Evaluation, problem: Problem) -> None:
+    torch.testing.assert_close(found.squares, dense.squares(problem), rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(found.gradient, dense.gradient(problem), rtol=1e-9, atol=1e-13)
+
+
+# Exact for any module -----------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings(LOOPED)
+@pytest.mark.parametrize(("model", "loss"), PAIRS)
+def test_squares_equal_the_dense_ones(model: str, loss: str) -> None:
+    problem = make(model, loss)
+    objective = Objective(problem.model, problem.loss)
+    for _ in range(2):  # the second time with layers that are trusted
+        _check(objective.value_gradient_and_squares(problem.data), problem)
+
+
+def test_squares_are_not_those_of_the_mean_gradient() -> None:
+    problem = make("mlp", "mse")
+    found = Objective(problem.model, problem.loss).value_gradient_and_squares(problem.data)
+    assert not torch.allclose(found.squares, found.gradient.square(), rtol=0.1)
+
+
+def test_a_physics_informed_net_is_looped_over_with_a_warning() -> None:
+    problem = physics_informed()
+    objective = Objective(problem.model, problem.loss)
+    with pytest.warns(
+        UserWarning, match=r'cannot be vectorised.*preconditioner="identity"'
+    ) as seen:
+        _check(objective.value_gradient_and_squares(problem.data), problem)
+    assert len(seen) == 1
+    _check(objective.value_gradient_and_squares(problem.data), problem)  # and says it once
+
+
+@pytest.mark.parametrize("model", RECURRENT)
+def test_recurrent_nets_are_looped_over_with_a_warning(model: str) -> None:
+    problem = make(model, "mse")
+    with pytest.warns(UserWarning, match="squared per-sample gradients .* cannot be vectorised"):
+        Objective(problem.model, problem.loss).value_gradient_and_squares(problem.data)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_both_dtypes(dtype: torch.dtype) -> None:
+    problem = make("conv", "logistic")
+    data = tuple(side.to(dtype) for side in problem.data)
+    found = Objective(problem.model.to(dtype), problem.loss).value_gradient_and_squares(data)
+    problem.model.double()
+    assert found.squares.dtype == dtype
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(
+        found.squares.double(), dense.squares(problem), rtol=tolerance, atol=tolerance
+    )
+
+
+def test_the_model_is_as_before() -> None:
+    problem = make("called-twice", "mse")
+    before = list(problem.model.named_parameters(remove_duplicate=False))
+    values = [p.detach().clone() for _, p in before]
+    Objective(problem.model, problem.loss).value_gradient_and_squares(problem.data)
+    after = list(problem.model.named_parameters(remove_duplicate=False))
+    assert all(p is q for (_, p), (_, q) in zip(before, after, strict=True))
+    assert all(torch.equal(p, value) for (_, p), value in zip(after, values, strict=True))
+    assert not any(module._forward_hooks for module in problem.model.modules())
+
+
+# Which route is taken -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp", "frozen"])
+def test_linear_layers_take_the_fast_path(model: str) -> None:
+    problem = make(model, "cross-entropy")
+    watched = _watched(problem)
+    _check(watched.evaluate(problem.data), problem)
+    assert watched.passes == [set()]  # one forward pass, nothing swapped
+
+
+def test_each_layer_takes_its_own_route() -> None:
+    problem = make("conv", "cross-entropy")
+    watched = _watched(problem)
+    _check(watched.evaluate(problem.data), problem)
+    assert watched.vectorised == {"0.weight", "0.bias"}  # the Conv layer, not the Linear one
+
+
+def test_tied_weights_are_not_trusted_to_the_fast_path() -> None:
+    problem = make("tied", "cross-entropy")
+    watched = _watched(problem)
+    _check(watched.evaluate(problem.data), problem)
+    assert watched.vectorised == {"0.weight", "0.bias", "2.bias"}
+
+
+class ALittleMore(nn.Module):
+    """A weight that is used without its layer, too, and hardly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x) + 1e-4 * self.layer.weight.sum(1)
+        return result
+
+
+def test_a_weight_that_is_hardly_used_elsewhere_is_not_trusted_to_the_fast_path() -> None:
+    torch.manual_seed(0)
+    model, x = ALittleMore().double(), torch.randn(5, 3, dtype=torch.float64)
+    found = Objective(model, nn.MSELoss()).value_gradient_and_squares(
+        (x, torch.zeros(5, 2, dtype=torch.float64))
+    )
+    torch.testing.assert_close(found.squares, _by_loop(model, x), rtol=1e-10, atol=0.0)
+
+
+def test_a_layer_called_twice_takes_the_fast_path() -> None:
+    problem = make("called-twice", "cross-entropy")
+    watched = _watched(problem)
+    _check(watched.evaluate(problem.data), problem)
+    assert watched.vectorised == set()
+
+
+class Steps(nn.Module):
+    """A Linear layer over the time steps of [n, steps, 2], with the time in dimension 0 or 1."""
+
+    def __init__(self, time: int) -> None:
+        super().__init__()
+        self.layer, self.time = nn.Linear(2, 2), time
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x.transpose(0, 1) if self.time == 0 else x)
+        return (out.transpose(0, 1) if self.time == 0 else out).tanh()
+
+
+@pytest.mark.parametrize("time", [0, 1])
+@pytest.mark.parametrize("memory", [1, 1 << 30])
+def test_a_linear_layer_over_time_steps(time: int, memory: int) -> None:
+    """It takes the fast path unless the time looks like the samples, being as long."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Steps(time), nn.Flatten(), nn.Linear(6, 1)).double()
+    x = torch.randn(3, 3, 2, dtype=torch.float64)
+    watched = Watched(model, nn.MSELoss(), {"activation_memory": memory, "micro_batch": 3})
+    found = watched.evaluate((x, torch.zeros(3, 1, dtype=torch.float64)))
+    assert watched.vectorised == ({"0.layer.weight", "0.layer.bias"} if time == 0 else set())
+    torch.testing.assert_close(found.squares, _by_loop(model, x))
+
+
+def _by_loop(model: nn.Module, x: Tensor) -> Tensor:
+    """Mean of the squared gradients of ‖model(x)‖²/width, sample by sample."""
+    rows = []
+    for sample in x:
+        loss = model(sample.unsqueeze(0)).square().mean()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        rows.append(torch.cat([gradient.reshape(-1) for gradient in gradients]).square())
+    return torch.stack(rows).mean(0)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(inplace=True), nn.Hardtanh(inplace=True)])
+def test_an_activation_in_place_is_seen_even_where_it_changes_nothing(
+    activation: nn.Module,
+) -> None:
+    # On the first batch it is the identity, and the layer's outputs look as they were.
+    model = nn.Sequential(nn.Linear(2, 2), activation, nn.Linear(2, 1)).double()
+    x = torch.rand(6, 2, dtype=torch.float64)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.abs() / 4)
+    objective = Objective(model, nn.MSELoss())
+    targets = torch.zeros(6, 1, dtype=torch.float64)
+    objective.value_gradient_and_squares((x, targets))
+    x = 20 * (x - 0.5)
+    found = objective.value_gradient_and_squares((x, targets))
+    torch.testing.assert_close(found.squares, _by_loop(model, x))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_layer_whose_weight_is_computed() -> None:
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 3)), nn.Tanh(), nn.Linear(3, 2))
+    model.double()(torch.randn(1, 3, dtype=torch.float64))
+    model.eval()
+    x = torch.randn(4, 3, dtype=torch.float64)
+    watched = Watched(model, nn.MSELoss())
+    found = watched.evaluate((x, torch.zeros(4, 2, dtype=torch.float64)))
+    assert "0.weight_orig" in watched.vectorised
+    assert "2.weight" not in watched.vectorised
+    torch.testing.assert_close(found.squares, _by_loop(model, x))
+
+
+def test_a_gradient_of_zero_proves_nothing() -> None:
+    # The tied weight's second use is multiplied by zero on the first batch.
+    layer = nn.Linear(2, 2, bias=False).double()
+    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(2, 2, bias=False).double())
+    model[2].weight = layer.weight
+    objective = Objective(model, lambda z, scale: (z * scale).sum(1))
+    x = torch.randn(5, 2, dtype=torch.float64)
+    zero, one = torch.zeros(5, 1, dtype=torch.float64), torch.ones(5, 1, dtype=torch.float64)
+    assert not objective.value_gradient_and_squares((x, zero)).squares.any()
+    found = objective.value_gradient_and_squares((x, one)).squares
+    rows = [torch.autograd.grad(model(sample).sum(), layer.weight)[0] for sample in x]
+    torch.testing.assert_close(found, torch.stack(rows).square().mean(0).reshape(-1))
+
+
+def test_trust_is_asked_for_again_when_the_model_changed() -> None:
+    first, last = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
+    model = nn.Sequential(first, nn.Tanh(), last)
+    x, zero = torch.randn(4, 3, dtype=torch.float64), torch.zeros(4, 3, dtype=torch.float64)
+    objective = Objective(model, nn.MSELoss())
+    objective.value_gradient_and_squares((x, zero))
+    model[2] = first  # now it is called twice
+    objective.refresh([{"params": list(model.parameters())}])
+    found = objective.value_gradient_and_squares((x, zero))
+    torch.testing.assert_close(found.squares, _by_loop(model, x))
+
+
+def test_parameters_without_influence_have_squares_of_zero() -> None:
+    parts = {"used": nn.Linear(2, 1), "conv": nn.Conv1d(1, 1, 1), "idle": nn.Linear(2, 1)}
+    model = nn.ModuleDict(parts)
+    objective = Objective(model, nn.MSELoss(), forward=lambda m, x: m["used"](x))
+    found = objective.value_gradient_and_squares((torch.randn(3, 2), torch.randn(3, 1)))
+    assert found.squares[:3].all()
+    assert not found.squares[3:].any()
+    assert not found.gradient[3:].any()
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("samples_at_a_time", [1, 2, 4, 5])
+def test_per_sample_gradients_are_made_a_few_at_a_time(samples_at_a_time: int) -> None:
+    problem = make("conv", "logistic")
+    vectorised = 8 * (2 * 4 + 2)  # bytes of the Conv layer's gradient for one sample
+    memory = CHUNK_PART * samples_at_a_time * vectorised
+    watched = _watched(problem, micro_batch=5, activation_memory=memory)
+    _check(watched.evaluate(problem.data), problem)
+    assert len(watched.passes) == 1 + math.ceil(5 / samples_at_a_time)
+
+
+def noted_sizes(model: nn.Module) -> list[int]:
+    """How many samples the forward passes from now on are of."""
+    sizes: list[int] = []
+    model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    return sizes
+
+
+def test_trust_is_decided_on_a_few_samples() -> None:
+    """It holds what comes back to every call twice."""
+    model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), torch.randn(100, 2)
+    objective = Objective(model, nn.MSELoss())
+    sizes = noted_sizes(model)
+    objective.value_gradient_and_squares((x, torch.zeros(100, 1)))
+    assert sizes.count(100) == 1
+    assert sizes.count(TRUST_SAMPLES) == 1
+    assert max(size for size in sizes if size < 100) == TRUST_SAMPLES
+    sizes.clear()
+    objective.value_gradient_and_squares((x, torch.zeros(100, 1)))
+    assert sizes == [100]
+
+
+def test_samples_that_do_not_count_at_the_beginning_do_not_put_trust_off() -> None:
+    model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)), torch.randn(100, 2)
+    targets = torch.ones(100, dtype=torch.long)
+    targets[:60] = -100  # ignored
+    objective = Objective(model, nn.CrossEntropyLoss())
+    objective.value_gradient_and_squares((x, targets))
+    sizes = noted_sizes(model)
+    objective.value_gradient_and_squares((x, targets))
+    assert sizes == [100]
+
+
+def test_micro_batches_leave_room_for_what_linear_layers_hold() -> None:
+    model = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 1)).double()
+    data = torch.randn(400, 2).double(), torch.zeros(400, 1).double()
+    put_out = 8 * (30 + 1)
+    objective = Objective(model, nn.MSELoss(), activation_memory=100 * 3 * put_out)
+    objective.value_and_gradient(data)  # probes
+    sizes = noted_sizes(model)
+    objective.value_and_gradient(data)
+    plain = max(sizes)
+    sizes.clear()
+    found = objective.value_gradient_and_squares(data)
+    kept = objective.findings.bytes_per_sample
+    assert objective.findings.layer_bytes_per_sample == put_out
+    largest = int(objective.activation_memory // (kept + 2 * put_out))
+    assert max(size for size in sizes if size != TRUST_SAMPLES) == largest < plain
+    whole = Objective(model, nn.MSELoss()).value_gradient_and_squares(data)
+    torch.testing.assert_close(found.squares, whole.squares)
+
+
+# Autocast -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["mlp", "conv"])
+def test_squares_under_autocast(model: str) -> None:
+    problem = make(model, "mse")
+    data = tuple(side.float() for side in problem.data)
+    watched = Watched(problem.model.float(), problem.loss)
+    with torch.autocast("cpu", torch.bfloat16), watched.objective.network.algebra():
+        found = watched.evaluate(data)
+    assert watched.vectorised == ({"0.weight", "0.bias"} if model == "conv" else set())
+    problem.model.double()
+    assert found.squares.dtype == torch.float32
+    exact = dense.squares(problem)
+    assert float((found.squares - exact).norm()) < 0.05 * float(exact.norm())
