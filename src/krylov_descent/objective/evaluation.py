@@ -4,47 +4,61 @@ The sums are of one rank until they are read: then, and only then, they are put 
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.graphs.host_transfer import OnTheWay
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.losses import SampleLoss
 from krylov_descent.objective.parameters import FlatParameters
+from krylov_descent.runtime.engine import Launched
 from krylov_descent.runtime.ranks import Ranks
 
 
-@dataclass(frozen=True, slots=True)
 class Evaluation:
     """What one walk over a set of samples found.
 
-    Attributes:
-        value: the objective, L2 included.
+    Args:
+        value: the objective, L2 included; with `norm` in one future where both are on their way.
         gradient: its gradient [n]; empty where it was not asked for.
         squares: mean of the squared per-sample gradients of the loss [n], L2 left out; empty
             where not asked for.
         samples: how many samples were seen.
         normaliser: what the sum of their losses was divided by; the same number for most losses.
-        norm: length of the gradient, where it came with the value; else NaN.
-        later: value and norm, where they are on their way to the host; NaN until they are `there`.
+
+    Attributes:
+        gradient, squares, samples, normaliser: as given.
     """
 
-    value: float
-    gradient: Tensor
-    squares: Tensor
-    samples: int
-    normaliser: float
-    norm: float = math.nan
-    later: OnTheWay | None = None
+    def __init__(
+        self,
+        value: float | Launched[tuple[float, float]],
+        gradient: Tensor,
+        squares: Tensor,
+        samples: int,
+        normaliser: float,
+    ) -> None:
+        self.gradient, self.squares = gradient, squares
+        self.samples, self.normaliser = samples, normaliser
+        self._value = value
 
-    def there(self) -> "Evaluation":
-        """The same with its value and norm, which are waited for."""
-        if self.later is None:
-            return self
-        value, norm = self.later.read()
-        return replace(self, value=value, norm=norm, later=None)
+    @property
+    def value(self) -> float:
+        """The objective; waited for if it is on its way."""
+        return self._value.result()[0] if isinstance(self._value, Launched) else self._value
+
+    @property
+    def norm(self) -> float:
+        """The length of the gradient in its own precision; waited for, if it is on its way."""
+        if isinstance(self._value, Launched):
+            return self._value.result()[1]
+        return float(self.gradient.norm())
+
+    def without_squares(self) -> "Evaluation":
+        """The same without the squares, whose memory is let go."""
+        nothing = self.squares.new_empty(0)
+        return Evaluation(self._value, self.gradient, nothing, self.samples, self.normaliser)
 
 
 def check_normaliser(normaliser: float) -> None:
@@ -99,7 +113,6 @@ class Sums:
         squares: Tensor | None,
         *,
         squared: bool = False,
-        later: bool = False,
     ) -> Evaluation:
         """Divide the sums by what they are means over, in place, and add the L2 term.
 
@@ -107,10 +120,8 @@ class Sums:
             gradient: sum over this rank's samples; None where it has none.
             squares: likewise.
             squared: whether squares are wanted.
-            later: not to wait for the value, where that is possible.
         """
-        known = self._known_normaliser() if later else None
-        value, normaliser = self._read() if known is None else (math.nan, known)
+        value, normaliser = self._read()
         parameters, ranks = self._parameters, self._ranks
         gradient = ranks.sum_vector(self._or_zeros(gradient)).div_(normaliser)
         parameters.add_decay(gradient)
@@ -120,8 +131,7 @@ class Sums:
             squares.mul_(self._samples / normaliser**2)
         else:
             squares = gradient.new_empty(0)
-        found = Evaluation(value, gradient, squares, self._samples, normaliser)
-        return found if known is None else replace(found, later=self._send(known, gradient))
+        return Evaluation(value, gradient, squares, self._samples, normaliser)
 
     def part(self, total: Tensor | None, normaliser: float) -> Evaluation:
         """The same of this rank's samples alone, divided by what all ranks' are divided by."""
@@ -149,20 +159,6 @@ class Sums:
             numerator = float(torch.stack(self._numerators).sum()) if self._numerators else 0.0
             normaliser = float(sum(float(w) for w in self._normalisers))
         return numerator, normaliser
-
-    def _known_normaliser(self) -> float | None:
-        """What to divide by; None where a rank has to be asked, or a GPU, or where it is zero."""
-        if self._ranks.together or any(isinstance(w, Tensor) for w in self._normalisers):
-            return None
-        return float(sum(self._normalisers)) or None
-
-    def _send(self, normaliser: float, gradient: Tensor) -> OnTheWay:
-        """The objective, which `_read` would wait for, and the length of its gradient [n]."""
-        numerator = torch.stack(self._numerators).sum()
-        # By a tensor: a number's inverse would be multiplied with, which rounds twice.
-        mean = numerator / torch.full_like(numerator, normaliser)
-        value = mean + self._parameters.decay_term()
-        return OnTheWay(torch.stack([value, gradient.norm().double()]))
 
     def _read(self) -> tuple[float, float]:
         numerator, normaliser = self._own_numbers()

@@ -11,35 +11,27 @@ Under a process group each rank walks over its own samples, and the sums are tho
 ranks (see `ranks`).
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.cuda.graphs.capture import Part, is_foreign
-from krylov_descent.cuda.graphs.host_transfer import OnTheWay, placed
-from krylov_descent.cuda.graphs.record_gradient import MadeOfSquares, Means, recorded_means
-from krylov_descent.cuda.graphs.staleness import Recordings
 from krylov_descent.objective import contract_probe as probes
-from krylov_descent.objective.batches import Batch, InMemory, Samples, as_samples, tensors_in
-from krylov_descent.objective.evaluation import Evaluation, Sums, Whole, check_normaliser
-from krylov_descent.objective.layers.layer_gradients import losses_and_gradients
+from krylov_descent.objective.batches import Batch, InMemory, Samples, as_samples
+from krylov_descent.objective.evaluation import Evaluation, Sums, Whole
 from krylov_descent.objective.layers.squared_gradients import SquaredGradients
 from krylov_descent.objective.loss_scale import fitting_scale, has_squares
 from krylov_descent.objective.losses import Loss
 from krylov_descent.objective.network import Forward, Network, Params
 from krylov_descent.objective.parameters import FlatParameters
+from krylov_descent.runtime.engine import Engine
 from krylov_descent.runtime.ranks import ProcessGroup, Ranks
-from krylov_descent.runtime.validation import check_counts, check_flags
+from krylov_descent.runtime.validation import check_counts
 
 CPU_ACTIVATION_MEMORY = 1 << 30
-# A recording holds on to its activations; with more of them the kernels are long, too.
-LARGEST_RECORDED_ACTIVATIONS = 1 << 30
 
 
 class Objective:
@@ -58,11 +50,12 @@ class Objective:
             `activation_memory`, measured on a few samples.
         activation_memory: bytes that activations may take; by default 1 GiB on a CPU and a
             quarter of the free memory on a GPU.
-        cuda_graphs: record repeated work on a GPU and replay it; False to run it as it is.
         process_group: whose ranks add up their samples: a torch.distributed.ProcessGroup or a
             DeviceMesh of one dimension; all processes by default.
 
     Attributes:
+        engine: what runs the work.
+        squared_gradients: of single samples, and what is known of the model for them.
         scale: what f and all that follows from it are multiplied with in a step; see `loss_scale`.
 
     Cost: a value is one forward pass, a gradient one forward and one backward pass over the
@@ -82,27 +75,24 @@ class Objective:
         params: Params | None = None,
         micro_batch: int | None = None,
         activation_memory: int | None = None,
-        cuda_graphs: bool = True,
         process_group: ProcessGroup = None,
     ) -> None:
         limits = {"micro_batch": micro_batch, "activation_memory": activation_memory}
         check_counts(**{name: limit for name, limit in limits.items() if limit is not None})
-        check_flags(cuda_graphs=cuda_graphs)
         self.network = Network(model, loss, forward, params)
-        self._squares = SquaredGradients(self.network)
-        self.recordings = Recordings(self.network, cuda_graphs)
+        self.engine = Engine()
+        self.squared_gradients = SquaredGradients(self.network)
         self._micro_batch = micro_batch
         self._activation_memory = activation_memory
         self._findings: probes.Findings | None = None
         self._look_again = True
-        self._settled_at = 0
         self.scale = 1.0
         self.ranks = Ranks(self.parameters.device, process_group)
 
     @property
     def learners(self) -> list[object]:
         """What remembers something of model and loss."""
-        return [self, self.network, self.network.loss, self._squares]
+        return [self, self.network, self.network.loss, self.squared_gradients]
 
     @property
     def parameters(self) -> FlatParameters:
@@ -114,7 +104,7 @@ class Objective:
         self._look_again = True
         if self.network.refresh(groups):
             self._findings = None
-            self.recordings.clear()
+            self.engine.clear()
         self.ranks.device = self.parameters.device
 
     @contextmanager
@@ -143,7 +133,7 @@ class Objective:
             return False
         self.scale = scale
         self.network.rescale(scale)
-        self.recordings.clear()
+        self.engine.clear()
         return True
 
     @property
@@ -163,7 +153,7 @@ class Objective:
 
     def value(self, data: Any) -> float:
         """f over the data."""
-        sums = self._sums()
+        sums = self.sums()
         with self.ranks.own_work():
             for batch in self.micro_batches(data):
                 with self.value_mode():
@@ -192,22 +182,7 @@ class Objective:
 
     def value_and_gradient(self, data: Any) -> Evaluation:
         """f and its gradient over the data."""
-        sums = self._sums()
-        total: Tensor | None = None
-        with self.ranks.own_work():
-            # What torch.compile made of the model is not given up for a recording.
-            compiled = self.network.model is not self.network.eager
-            whole = None if compiled else self._recordable(data)
-            if whole is not None and not self.ranks.together:
-                evaluation = self._replay("gradient", _gradient, whole, when_repeated=True)
-                if evaluation is not None:
-                    return evaluation
-            elif whole is not None:
-                found = self._replay_sums("gradient", _gradient, whole, sums, when_repeated=True)
-                total = None if found is None else found[0]
-            if total is None:
-                total = self._add_gradients(sums, data)
-        return sums.evaluation(total, None, later=self.recordings.postpones)
+        return self.engine.launch(MeanGradient(self, data)).result()
 
     def part_of_value_and_gradient(self, data: Any, normaliser: float) -> Evaluation:
         """What this rank adds to f and its gradient; the L2 term is rank 0's. NaN if it failed.
@@ -216,13 +191,14 @@ class Objective:
             data: this rank's samples.
             normaliser: of all ranks' samples.
         """
-        sums = self._sums()
+        sums = self.sums()
         total: Tensor | None = None
         with self.ranks.own_work():
             total = self._add_gradients(sums, data)
         return sums.part(total, normaliser)
 
-    def _sums(self) -> Sums:
+    def sums(self) -> Sums:
+        """For the sums of one walk over samples."""
         return Sums(self.network.loss, self.parameters, self.ranks)
 
     def _add_gradients(self, sums: Sums, data: Any) -> Tensor | None:
@@ -243,38 +219,33 @@ class Objective:
             into: what is made of the squares, where they are wanted for nothing else: they are not
                 returned then.
         """
+        return self.engine.launch(MeanSquares(self, data, into)).result()
+
+    def walk(self, data: Any) -> Evaluation:
+        """f and its gradient, micro-batch by micro-batch."""
+        sums = self.sums()
+        total: Tensor | None = None
+        with self.ranks.own_work():
+            total = self._add_gradients(sums, data)
+        return sums.evaluation(total, None)
+
+    def walk_with_squares(self, data: Any) -> Evaluation:
+        """f, its gradient and the mean of squared gradients, micro-batch by micro-batch."""
         parameters = self.parameters
-        sums = self._sums()
+        sums = self.sums()
         total: Tensor | None = None
         total_squares: Tensor | None = None
         with self.ranks.own_work():
-            whole = self._recordable(data)
-            # Once all is known about the model, as it is since recordings were last seen not to
-            # hold: where squares are recorded, nothing can be found out.
-            settled = self._squares.settled and self._settled_at == self.recordings.refuted
-            if whole is not None and settled:
-                name, part = "gradient and squares", self._gradient_and_squares
-                if not self.ranks.together:
-                    evaluation = self._replay(name, part, whole, into=into)
-                    if evaluation is not None:
-                        return evaluation
-                else:
-                    found = self._replay_sums(name, part, whole, sums)
-                    total, total_squares = (None, None) if found is None else found
-            for batch in self._batches_for_squares(data) if total is None else ():
-                losses, gradients, squares = self._squares.of_batch(batch, self.activation_memory)
+            for batch in self._batches_for_squares(data):
+                losses, gradients, squares = self.squared_gradients.of_batch(
+                    batch, self.activation_memory
+                )
                 sums.add(batch, losses)
                 total = parameters.add(total, gradients)
                 del gradients
                 total_squares = parameters.add(total_squares, squares)
                 del squares
-                self._settled_at = self.recordings.refuted
-        later = self.recordings.postpones
-        walked = sums.evaluation(total, total_squares, squared=True, later=later)
-        if into is None:
-            return walked
-        into.take_squares(parameters, walked.squares)
-        return replace(walked, squares=walked.squares.new_empty(0))
+        return sums.evaluation(total, total_squares, squared=True)
 
     def _batches_for_squares(self, data: Any) -> Iterator[Batch]:
         """Smaller ones: what goes out of Linear layers and comes back to them is held, too."""
@@ -299,119 +270,14 @@ class Objective:
             )
         return Whole(int(size), normaliser)
 
-    def _recordable(self, data: Any) -> Batch | None:
-        """All samples as one batch, where they are, if its gradient may be recorded."""
-        samples = as_samples(data, may_be_empty=self.ranks.together)
-        batch = self._in_one_piece(samples)
-        return batch if batch is not None and self.may_record(batch) else None
-
-    def _replay(
-        self,
-        name: str,
-        part: Part,
-        batch: Batch,
-        *,
-        into: MadeOfSquares | None = None,
-        when_repeated: bool = False,
-    ) -> Evaluation | None:
-        """The means that become of a part's sums over a batch, by one recording of everything.
-
-        None where there is none. In one process: ranks add up their sums first.
-
-        Args:
-            name: of the recording.
-            part: gives the losses, and vectors.
-            batch: for which there may be a recording.
-            into: what is made of the squares, which are not returned then.
-            when_repeated: not at the first call; the second one may be for other data.
-        """
-        recordings, parameters = self.recordings, self.parameters
-        given = tensors_in((batch.inputs, batch.targets))
-        stays = all(tensor.device == parameters.device for tensor in given)
-        batch = batch.to(parameters.device)
-        known = self.network.loss.normaliser(batch.targets, batch.size)
-        if isinstance(known, float) and not known:
-            return None  # what is refused is refused by `Sums`
-        recording = recordings.load(
-            name,
-            partial(recorded_means, part, into),
-            batch,
-            placed(known, parameters.device),
-            fixed=() if into is None else into.tensors,
-            foreign=into is not None and is_foreign(into),
-            when_repeated=when_repeated,
-            where_it_is=stays,
-        )
-        if recording is None:
-            return None
-        arriving = OnTheWay(known) if isinstance(known, Tensor) else None  # before what takes long
-        means: Means = recording()
-        later = OnTheWay(means.numbers)
-        if not recordings.hold(batch, means.losses):
-            return None
-        normaliser = float(known if arriving is None else arriving.read())
-        check_normaliser(normaliser)
-        # The next call overwrites them; who postpones has no use for them by then.
-        vectors = means.vectors if recordings.postpones else [v.clone() for v in means.vectors]
-        gradient, *squares = vectors
-        found = Evaluation(
-            value=math.nan,
-            gradient=gradient,
-            squares=squares[0] if squares else gradient.new_empty(0),
-            samples=batch.size,
-            normaliser=normaliser,
-            later=later,
-        )
-        return found if recordings.postpones else found.there()
-
-    def _replay_sums(
-        self, name: str, part: Part, batch: Batch, sums: Sums, *, when_repeated: bool = False
-    ) -> list[Tensor] | None:
-        """The vectors that a part gives for a batch of this rank; the losses go into its sums."""
-        batch = batch.to(self.parameters.device)
-        recording = self.recordings.load(name, part, batch, when_repeated=when_repeated)
-        if recording is None:
-            return None
-        losses, *vectors = recording()
-        if not self.recordings.hold(batch):
-            return None
-        sums.add(batch, losses)
-        return [vector.clone() for vector in vectors]
-
-    def _gradient_and_squares(
-        self, network: Network, batch: Batch
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        of_batch = self._squares.on(network).of_batch
-        losses, gradients, squares = of_batch(batch, self.activation_memory)
-        flatten = network.parameters.flatten
-        return losses, flatten(gradients), flatten(squares)
-
     # Pieces for the other rooms -----------------------------------------------------------
 
     def single_batch(self, samples: Samples) -> Batch | None:
-        """The samples as one batch on the device, where recording is possible and they fit."""
-        batch = self._in_one_piece(samples)
-        return None if batch is None else batch.to(self.parameters.device)
-
-    def _in_one_piece(self, samples: Samples) -> Batch | None:
-        """The same where they are."""
-        if not isinstance(samples, InMemory) or not self.recordings.possible:
-            return None
-        if not samples.batch.size:
+        """The samples as they are, where they are one batch that is handled at a time."""
+        if not isinstance(samples, InMemory) or not samples.batch.size:
             return None
         self.probe(samples.batch)
         return samples.batch if samples.batch.size <= self.micro_batch else None
-
-    def may_record(self, batch: Batch, *, times: int = 1) -> bool:
-        """Whether the batch is one whose gradient may be recorded, in one piece.
-
-        Args:
-            batch: of samples.
-            times: how often, side by side.
-        """
-        size = times * batch.size
-        activations = size * self.findings.bytes_per_sample
-        return size <= self.micro_batch and activations <= LARGEST_RECORDED_ACTIVATIONS
 
     def micro_batches(self, data: Any, size: int | None = None) -> Iterator[Batch]:
         """The data in micro-batches on the parameters' device; probes the first one."""
@@ -431,7 +297,7 @@ class Objective:
         Or when not everything could be told: then at the next step, and outside of steps each time.
         """
         known = self._findings
-        again = self._look_again or not self.recordings.in_step
+        again = self._look_again or not self.engine.in_step
         self._look_again = False
         if known is not None:
             more_to_tell = (known.single and batch.size > 1) or (known.undecided and again)
@@ -443,8 +309,8 @@ class Objective:
         found = probes.probe(self.network, batch, signature)
         if found == known:
             return
-        self._squares.forget()
-        self.recordings.clear()
+        self.squared_gradients.forget()
+        self.engine.clear()
         self._findings, self.network.trusted_layers = found, found.trusted_layers
 
     @property
@@ -475,6 +341,45 @@ class Objective:
         return torch.enable_grad() if self.findings.forward_differentiates else torch.no_grad()
 
 
-def _gradient(network: Network, batch: Batch) -> tuple[Tensor, Tensor]:
-    losses, gradients = losses_and_gradients(network, batch)
-    return losses, network.parameters.flatten(gradients)
+class MadeOfSquares(Protocol):
+    """What is made of mean squared gradients, without a decision on the host."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Where it is: the same at every step, updated in place."""
+
+    def take_squares(self, parameters: FlatParameters, squares: Tensor) -> None:
+        """Make it of squares [n], which may be overwritten."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeanGradient:
+    """The work of finding f and its gradient over data."""
+
+    objective: Objective
+    data: Any
+
+    def run(self) -> Evaluation:
+        """Walk over the data."""
+        return self.objective.walk(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanSquares:
+    """The work of finding f, its gradient and mean squared per-sample gradients over data.
+
+    Attributes:
+        into: what is made of the squares; None to return them.
+    """
+
+    objective: Objective
+    data: Any
+    into: MadeOfSquares | None
+
+    def run(self) -> Evaluation:
+        """Walk over the data."""
+        found = self.objective.walk_with_squares(self.data)
+        if self.into is None:
+            return found
+        self.into.take_squares(self.objective.parameters, found.squares)
+        return found.without_squares()
