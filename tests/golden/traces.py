@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -164,6 +165,59 @@ class WordModel(nn.Module):
         hidden = torch.tanh(self.hidden(self.norm(self.embedding(words))))
         scores: Tensor = self.scores(hidden)
         return scores.transpose(1, 2)
+
+
+class OnceTanh(torch.autograd.Function):
+    """tanh whose backward pass cannot be differentiated, with a forward derivative."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        y: Tensor = ctx.saved_tensors[0]
+        return gradient * (1 - y.square())
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        y: Tensor = ctx.saved_tensors[0]
+        return tangent * (1 - y.square())
+
+
+class BackwardOnlyTanh(torch.autograd.Function):
+    """tanh with a backward pass that cannot be differentiated, and no forward derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = torch.tanh(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        y: Tensor = ctx.saved_tensors[0]
+        return gradient * (1 - y.square())
+
+
+class OnceDifferentiable(nn.Module):
+    """4-6-3 with an activation that has no second derivative."""
+
+    def __init__(self, activation: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
+        self._activation = activation
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.second(self._activation.apply(self.first(inputs)))
+        return scores
 
 
 class Recurrent(nn.Module):
@@ -423,6 +477,31 @@ def regression(loss: Any, dtype: torch.dtype = torch.float32) -> Trace:
     return train(seeded(classifier, dtype), ksd(loss), lambda _: (inputs, targets))
 
 
+def without_second_derivatives(activation: type[torch.autograd.Function]) -> Trace:
+    """Curvature products by forward mode or by differences; KSD warns that it takes them."""
+    data = labelled(dtype=torch.float64)
+    make = ksd(nn.CrossEntropyLoss(), subset_size=50, preconditioner="identity")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the model has no second derivative")
+        # Torch itself uses what it deprecates when it first differentiates forward.
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")
+        model = seeded(partial(OnceDifferentiable, activation), torch.float64)
+        return train(model, make, lambda _: data)
+
+
+def bent_regression(samples: int, make: Make) -> Trace:
+    """A convex function full of kinks: searches end at them and go on with a bundle of gradients.
+
+    Args:
+        samples: how many. With these few ones line searches fail at kinks, which they seldom do.
+        make: gives the optimiser.
+    """
+    inputs = normal(samples, 6)
+    targets = (inputs @ normal(6, 1, seed=3)).sin()
+    model = seeded(partial(nn.Linear, 6, 1), torch.float64)
+    return train(model, make, lambda _: (inputs, targets))
+
+
 def kinks(dtype: torch.dtype) -> Trace:
     """A ReLU net with few samples, and a search that is long enough to meet kinks."""
     data = labelled(40, dtype)
@@ -589,6 +668,8 @@ CASES = [
     Case("long search", partial(on_classes, F64, dimension=20, bfgs_iterations=30), F64),
     Case("a forward that differentiates", partial(physics, "identity"), F64),
     Case("squares sample by sample", partial(physics, "fisher-diagonal"), F64),
+    Case("products by forward mode", partial(without_second_derivatives, OnceTanh), F64),
+    Case("products by differences", partial(without_second_derivatives, BackwardOnlyTanh), F64),
     Case("convolutions", convolutions),
     Case("words, some ignored", text),
     Case("sequences", sequences),
@@ -596,6 +677,12 @@ CASES = [
     Case("squared error", partial(regression, nn.MSELoss(), F64), F64),
     Case("kinks, float32", partial(kinks, torch.float32)),
     Case("kinks, float64", partial(kinks, F64), F64),
+    Case("bent loss", partial(bent_regression, 8, ksd(bent, dimension=2, bfgs_iterations=30)), F64),
+    Case(
+        "bent loss, nonlinear-cg",
+        partial(bent_regression, 10, lambda model: NonlinearCG(model, bent, iterations=8)),
+        F64,
+    ),
     Case("refused steps", refused),
     Case("a gradient of zero", stationary),
     Case("not finite", not_finite),
