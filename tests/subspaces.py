@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from krylov_descent.algorithms.metric import Diagonal, Metric
 from krylov_descent.algorithms.subspace import Subspace, krylov_basis
-from krylov_descent.curvature.preconditioners.preconditioner import Diagonal, Metric
 from tests.matrices import numbers
 
 Build = Callable[[Tensor, Tensor, Tensor, list[Tensor], int], tuple[Subspace, int]]

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from krylov_descent.algorithms.stored_subspace import StoredSubspace, stored_krylov_basis
 from torch import Tensor, nn
 
 from krylov_descent import KSD
@@ -14,9 +15,9 @@ from krylov_descent.algorithms.basis_storage import (
     Storage,
     StoredBasis,
 )
-from krylov_descent.algorithms.stored_subspace import StoredSubspace, stored_krylov_basis
+from krylov_descent.algorithms.metric import Diagonal
 from krylov_descent.algorithms.subspace import krylov_basis
-from krylov_descent.curvature.preconditioners.preconditioner import Diagonal, Identity
+from krylov_descent.curvature.preconditioners.preconditioner import Identity
 from krylov_descent.runtime.ranks import Ranks
 from tests.optimizers.nets import classes, net, parameters_of
 

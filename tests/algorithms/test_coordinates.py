@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from krylov_descent.algorithms.subspace import Coordinates
+from krylov_descent.algorithms.coordinates import Coordinates
 from tests.matrices import numbers, symmetric
 
 

@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from krylov_descent.algorithms.subspace import Coordinates, krylov_basis
-from krylov_descent.curvature.preconditioners.preconditioner import Diagonal, Identity
+from krylov_descent.algorithms.coordinates import Coordinates
+from krylov_descent.algorithms.metric import Diagonal
+from krylov_descent.algorithms.subspace import krylov_basis
+from krylov_descent.curvature.preconditioners.preconditioner import Identity
 from tests.matrices import numbers, symmetric
 from tests.subspaces import (
     D_PREV,

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from krylov_descent.algorithms.stored_subspace import stored_krylov_basis
 from torch import Tensor, nn
 
 from krylov_descent import KSD, HessianFree, NonlinearCG
 from krylov_descent.algorithms.basis_storage import Replicated, Sharded, Storage
-from krylov_descent.algorithms.stored_subspace import stored_krylov_basis
-from krylov_descent.algorithms.subspace import Coordinates
-from krylov_descent.curvature.preconditioners.preconditioner import Diagonal, Identity
+from krylov_descent.algorithms.coordinates import Coordinates
+from krylov_descent.algorithms.metric import Diagonal
+from krylov_descent.curvature.preconditioners.preconditioner import Identity
 from krylov_descent.curvature.products import Curvature
 from krylov_descent.objective.batches import as_samples
 from krylov_descent.objective.objective import Objective

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from krylov_descent.algorithms.subspace import Coordinates
+from krylov_descent.algorithms.coordinates import Coordinates
 from krylov_descent.runtime.threads import one_thread
 
 THREADS = 3
@@ -44,7 +44,7 @@ from krylov_descent.objective.batches import Batch, InMemory
 from krylov_descent.algorithms.bfgs import minimize_bfgs
 from krylov_descent.algorithms.noise import noise_from
 from krylov_descent.objective.subsets import SubsetSizes, draw
-from krylov_descent.algorithms.subspace import Coordinates, cut
+from krylov_descent.algorithms.coordinates import Coordinates, cut
 
 def threads():
     return len(os.listdir("/proc/self/task"))

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from krylov_descent.algorithms.basis_storage import Alone, Placement, StoredBasis
+from krylov_descent.algorithms.metric import Diagonal, Metric
 from krylov_descent.algorithms.metric_times_basis import Images
 from krylov_descent.cuda.triton.entry import under_way
-from krylov_descent.curvature.preconditioners.preconditioner import Diagonal, Metric
 
 Product = Callable[[Tensor], Tensor]
 

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from krylov_descent.algorithms.basis_storage import Storage, StoredBasis
+from krylov_descent.algorithms.metric import Diagonal, Entrywise, Metric
 from krylov_descent.cuda.triton.entry import under_way
-from krylov_descent.curvature.preconditioners.preconditioner import Diagonal, Entrywise, Metric
 
 
 class Images:

@@ -16,13 +16,13 @@ derivative either, through central differences of first derivatives (`finite_dif
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.graphs.capture import RecordedProduct
 from krylov_descent.curvature import double_backward, finite_differences, forward_mode
 from krylov_descent.curvature.forward_mode import BatchProduct
 from krylov_descent.curvature.route_checks import (
@@ -94,6 +94,11 @@ class Curvature:
         if self._route < DIFFERENCES:
             return _DERIVATIVES[self.kind][self._route](network, batch)
         return _DIFFERENCES[self.kind](network, batch, self._step)
+
+    def flat_product(self, network: Network, batch: Batch) -> Product:
+        """The same for vectors [n] in place of pieces like the parameters."""
+        product, parameters = self.linearize(network, batch), network.parameters
+        return lambda vector: parameters.flatten(product(parameters.pieces(vector)))
 
     def fall_back(self, problem: RuntimeError, objective: Objective, batch: Batch) -> None:
         """Take the next route that works for a few samples of the batch, and say so once.
@@ -191,7 +196,7 @@ class CurvatureProduct:
         self._curvature, self.objective = curvature, objective
         self._batches: list[Batch] = []
         self._kept_products: list[BatchProduct] = []
-        self._recorded: RecordedProduct | None = None
+        self._of_single_batch: Product | None = None
         self.kept, self.products = True, 0
         own = torch.zeros(2, dtype=torch.float64)
         with objective.ranks.own_work():
@@ -222,15 +227,9 @@ class CurvatureProduct:
         return self._batches[0] if self.kept and len(self._batches) == 1 else None
 
     def over(self, network: Network, batch: Batch, scale: Tensor) -> Product:
-        """v → Hv over another batch, as kernels alone: linearised now, for a recording."""
-        product = self._curvature.linearize(network, batch)
-        parameters = network.parameters
-
-        def apply(vector: Tensor) -> Tensor:
-            result = parameters.flatten(product(parameters.pieces(vector)))
-            return parameters.scale_and_add_decay(result, scale, vector)
-
-        return apply
+        """v → Hv over another batch, linearised now; the scale is a tensor of one number."""
+        product, parameters = self._curvature.flat_product(network, batch), network.parameters
+        return lambda v: parameters.scale_and_add_decay(product(v), scale, v)
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Hv as a new vector [n], summed over ranks."""
@@ -241,8 +240,6 @@ class CurvatureProduct:
         ranks = self.objective.ranks
         result: Tensor | None = None
         with ranks.own_work():
-            if not self.products:
-                self._recorded = self._record()
             result = self._own_product(vector).mul_(self.scale)
         self.products += 1
         if result is None:
@@ -263,7 +260,7 @@ class CurvatureProduct:
             if is_out_of_memory(problem):
                 raise
             self._fall_back(problem, self._batches[0])
-            self._kept_products, self.kept, self._recorded = [], False, None
+            self._kept_products, self.kept, self._of_single_batch = [], False, None
             return self._own_product(vector)
 
     def _prepare(self, batches: list[Batch]) -> Tensor:
@@ -275,20 +272,13 @@ class CurvatureProduct:
             self._batches, self.kept = self._fit(batches, samples)
         return torch.tensor([samples, normaliser], dtype=torch.float64)
 
-    def _record(self) -> RecordedProduct | None:
-        """On a GPU: the products as one launch each."""
-        recordings, batch = self.objective.recordings, self.single_batch
-        if batch is None or not recordings.possible:
-            return None
-        recordings.hold(batch)
-        recorded = recordings.product(batch, self._curvature.linearize, self._curvature.kind)
-        if recorded is not None:
-            recorded.load(batch)
-        return recorded
-
     def _sum(self, vector: Tensor) -> Tensor:
-        if self._recorded is not None:
-            return self._recorded(vector)
+        objective, batch = self.objective, self.single_batch
+        if batch is not None:
+            if self._of_single_batch is None:
+                work = Linearization(self._curvature, objective, batch)
+                self._of_single_batch = objective.engine.launch(work).result()
+            return self._of_single_batch(vector)
         parameters = self.objective.parameters
         pieces = parameters.pieces(vector)
         total: Tensor | None = None
@@ -321,3 +311,16 @@ class CurvatureProduct:
             return batches, True
         size = max(1, int(objective.activation_memory / per_sample))
         return [piece for batch in batches for piece in batch.split(size)], False
+
+
+@dataclass(frozen=True, slots=True)
+class Linearization:
+    """The work of linearising over one batch, whose graph is kept for all products."""
+
+    curvature: Curvature
+    objective: Objective
+    batch: Batch
+
+    def run(self) -> Product:
+        """Gives v → Hv, summed over the batch, for vectors [n]."""
+        return self.curvature.flat_product(self.objective.network, self.batch)

@@ -34,6 +34,17 @@ from krylov_descent.runtime.validation import check_counts
 CPU_ACTIVATION_MEMORY = 1 << 30
 
 
+class MadeOfSquares(Protocol):
+    """What is made of mean squared gradients, without a decision on the host."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Where it is: the same at every step, updated in place."""
+
+    def take_squares(self, parameters: FlatParameters, squares: Tensor) -> None:
+        """Make it of squares [n], which may be overwritten."""
+
+
 class Objective:
     """Model, loss and L2 as a function of one flat vector over a stream of batches.
 
@@ -341,17 +352,6 @@ class Objective:
         return torch.enable_grad() if self.findings.forward_differentiates else torch.no_grad()
 
 
-class MadeOfSquares(Protocol):
-    """What is made of mean squared gradients, without a decision on the host."""
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Where it is: the same at every step, updated in place."""
-
-    def take_squares(self, parameters: FlatParameters, squares: Tensor) -> None:
-        """Make it of squares [n], which may be overwritten."""
-
-
 @dataclass(frozen=True, slots=True)
 class MeanGradient:
     """The work of finding f and its gradient over data."""
@@ -378,7 +378,10 @@ class MeanSquares:
 
     def run(self) -> Evaluation:
         """Walk over the data."""
-        found = self.objective.walk_with_squares(self.data)
+        return self.made_of(self.objective.walk_with_squares(self.data))
+
+    def made_of(self, found: Evaluation) -> Evaluation:
+        """What was found, after `into` has taken the squares if there is one."""
         if self.into is None:
             return found
         self.into.take_squares(self.objective.parameters, found.squares)

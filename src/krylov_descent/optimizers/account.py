@@ -37,6 +37,10 @@ class Account:
         """Write numbers down; a later one of the same name replaces an earlier one."""
         self._numbers |= numbers
 
+    def __getitem__(self, name: str) -> Any:
+        """A number that was noted."""
+        return self._numbers[name]
+
     def count(self, samples: int) -> None:
         """Add samples gone through to the passes over the data, whose size is noted by then."""
         self._numbers["passes"] += samples / self._numbers["samples"]

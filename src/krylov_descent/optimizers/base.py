@@ -23,11 +23,13 @@ from krylov_descent.objective.contract_probe import buffers_kept
 from krylov_descent.objective.losses import Loss
 from krylov_descent.objective.network import Forward
 from krylov_descent.objective.objective import Objective
+from krylov_descent.optimizers.result import StepResult
 from krylov_descent.optimizers.snapshot import Snapshot
 from krylov_descent.runtime.descriptions import described, described_modules, name_of, tensors_of
+from krylov_descent.runtime.engine import Engine, StaleError
 from krylov_descent.runtime.rank_agreement import check_alike, check_nobody_has_data
 from krylov_descent.runtime.ranks import ProcessGroup
-from krylov_descent.runtime.validation import check_not_negative, check_whole
+from krylov_descent.runtime.validation import check_flags, check_not_negative, check_whole
 
 Closure = Callable[[], Any]
 
@@ -49,7 +51,7 @@ class DataOptimizer(torch.optim.Optimizer):
         forward: see `Objective`.
         micro_batch: see `Objective`.
         activation_memory: see `Objective`.
-        cuda_graphs: see `Objective`.
+        cuda_graphs: on a GPU, whether the engine there may record work and replay it.
         process_group: see `Objective`.
     """
 
@@ -83,6 +85,7 @@ class DataOptimizer(torch.optim.Optimizer):
         if params is None and not given:
             raise ValueError("`model` has no parameters: there is nothing to train")
         check_whole(seed=seed)
+        check_flags(cuda_graphs=cuda_graphs)
         super().__init__(given, defaults)
         self._check_groups()
         self.objective = Objective(
@@ -92,9 +95,11 @@ class DataOptimizer(torch.optim.Optimizer):
             params=self.param_groups,
             micro_batch=micro_batch,
             activation_memory=activation_memory,
-            cuda_graphs=cuda_graphs,
             process_group=process_group,
         )
+        self._cuda_graphs = cuda_graphs
+        self._plain_engine = self.objective.engine
+        self._cuda_engine: Engine | None = None
         self.param_groups[0].setdefault("seed", int(seed))
         self.param_groups[0].setdefault("steps", 0)
 
@@ -219,12 +224,13 @@ class DataOptimizer(torch.optim.Optimizer):
         return wanted
 
     @contextmanager
-    def _working(self, **given: Any) -> Iterator[Objective]:
+    def _working(self, engine: Engine | None = None, **given: Any) -> Iterator[Objective]:
         """Autograd on, autocast for the forward pass alone, buffers as before at the end.
 
         An error on the way leaves the optimiser as it was.
 
         Args:
+            engine: that runs the work; by default the one for the parameters' device.
             given: sets of samples by the name of their argument, None where there is none: all
                 ranks must give the same ones, though perhaps empty.
         """
@@ -235,16 +241,17 @@ class DataOptimizer(torch.optim.Optimizer):
             with ranks.own_work():
                 self._check_groups()
                 self.objective.refresh(self.param_groups)
+                self.objective.engine = engine or self._engine()
                 self._let_state_follow()
             number = self._check_alike(given) if ranks.together else 0
-            network, recordings = self.objective.network, self.objective.recordings
+            network = self.objective.network
             with (
                 ranks.step(number),
                 torch.enable_grad(),
                 network.algebra(),
                 buffers_kept(network.model),
                 self.objective.scaled(),
-                recordings.step(),
+                self.objective.engine.step(),
             ):
                 yield self.objective
                 ranks.settle()
@@ -252,6 +259,32 @@ class DataOptimizer(torch.optim.Optimizer):
             self._restore(before)
             raise
         self.param_groups[0]["steps"] = self.steps + 1
+
+    def _make_step(self, iterate: Callable[[Objective], StepResult], **given: Any) -> StepResult:
+        """A step, undone if it fails.
+
+        Args:
+            iterate: makes it, given the objective.
+            given: see `_working`.
+        """
+        try:
+            with self._working(**given) as objective:
+                return iterate(objective)
+        except StaleError:
+            self._engine().clear()
+        # Once more, each piece of work as it is: nothing can be stale then.
+        with self._working(Engine(), **given) as objective:
+            return iterate(objective)
+
+    def _engine(self) -> Engine:
+        """The engine for the device that the parameters are on now."""
+        if self.objective.parameters.device.type != "cuda" or not self._cuda_graphs:
+            return self._plain_engine
+        if self._cuda_engine is None:
+            from krylov_descent.cuda.engine import CudaEngine
+
+            self._cuda_engine = CudaEngine(self.objective)
+        return self._cuda_engine
 
     def _check_alike(self, given: dict[str, Any]) -> int:
         """Refuse ranks that differ, and go on from rank 0's numbers; the number of the step."""

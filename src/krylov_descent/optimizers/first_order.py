@@ -9,7 +9,7 @@ import copy
 import importlib
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from krylov_descent.objective.batches import Batch, InMemory, Samples, as_samples, tensors_in
 from krylov_descent.objective.loss_scale import length
 from krylov_descent.objective.losses import Loss
-from krylov_descent.objective.network import Forward, Network, require_graph
+from krylov_descent.objective.mini_batch import MiniBatch
+from krylov_descent.objective.network import Forward
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import Closure, DataOptimizer, check_counters
 from krylov_descent.optimizers.result import Status, StepResult
@@ -25,17 +26,6 @@ from krylov_descent.optimizers.snapshot import Snapshot
 from krylov_descent.runtime.validation import check_counts
 
 Schedule = Literal["constant", "linear"]
-
-
-class MiniBatchGradient(NamedTuple):
-    """Of one mini-batch: Σ nᵢ and Σ wᵢ in float64, and the gradient of the mean loss.
-
-    A gradient is None where the loss does not depend on the parameter.
-    """
-
-    loss_sum: Tensor
-    normaliser: Tensor
-    gradients: list[Tensor | None]
 
 
 class FirstOrder(DataOptimizer):
@@ -241,7 +231,9 @@ class FirstOrder(DataOptimizer):
             if not losses:
                 self.objective.probe(here)
             self._set_learning_rate(seen / len(samples) if samples.indexed else 0.0)
-            found = self._gradient(here)
+            # The smaller one at the end of an epoch is not worth a preparation.
+            work = MiniBatch(self.objective, here, usual=here.size == self.batch_size)
+            found = self.objective.engine.launch(work).result()
             for p, gradient in zip(parameters.tensors, found.gradients, strict=True):
                 p.grad = gradient
             if self.clip_norm is not None:
@@ -254,49 +246,12 @@ class FirstOrder(DataOptimizer):
             raise ValueError("`data` is empty: it must hold at least one sample")
         return torch.stack(losses).cpu(), torch.stack(normalisers).cpu(), seen
 
-    def _gradient(self, batch: Batch) -> MiniBatchGradient:
-        """Replayed where it could be recorded, else computed micro-batch by micro-batch."""
-        objective = self.objective
-        # The smaller one at the end of an epoch is not worth a recording.
-        if batch.size == self.batch_size and objective.may_record(batch):
-            recording = objective.recordings.load("mini-batch", _mini_batch_gradient, batch)
-            if recording is not None:
-                found: MiniBatchGradient = recording()
-                return found._replace(
-                    loss_sum=found.loss_sum.clone(), normaliser=found.normaliser.clone()
-                )
-        return _mini_batch_gradient(objective.network, batch, objective.micro_batch)
-
     def _set_learning_rate(self, part_of_epoch: float) -> None:
         if self.schedule == "linear":
             assert self.epochs is not None
             left = max(0.0, 1 - (self.steps + part_of_epoch) / self.epochs)
             for group in self.param_groups:
                 group["lr"] = left * group["initial_lr"]
-
-
-def _mini_batch_gradient(
-    network: Network, batch: Batch, micro_batch: int | None = None
-) -> MiniBatchGradient:
-    tensors = network.parameters.tensors
-    normaliser = network.loss.normaliser(batch.targets, batch.size)
-    gradients: list[Tensor | None] = [None] * len(tensors)
-    total = torch.zeros((), dtype=torch.float64, device=network.parameters.device)
-    for piece in batch.split(micro_batch or batch.size):
-        found = network.sample_losses(piece)
-        require_graph(found)
-        network.check_leaves([found])
-        weights = torch.ones_like(found) / normaliser
-        part = torch.autograd.grad(found, tensors, weights, allow_unused=True)
-        gradients = [_sum(a, b) for a, b in zip(gradients, part, strict=True)]
-        total += found.detach().sum(dtype=torch.float64)
-    return MiniBatchGradient(total, torch.as_tensor(normaliser, dtype=torch.float64), gradients)
-
-
-def _sum(total: Tensor | None, part: Tensor | None) -> Tensor | None:
-    if total is None or part is None:
-        return part if total is None else total
-    return total.add_(part)
 
 
 def _mini_batches(samples: Samples, size: int, generator: torch.Generator) -> Iterator[Batch]:

@@ -45,7 +45,7 @@ class Launched(Generic[Result]):
         return self._result
 
 
-class StaleError(RuntimeError):
+class StaleError(Exception):
     """An engine ran work in the way the model was at an earlier step, and the model has changed.
 
     Nothing of the step may be kept. The optimiser forgets what the engine knows of the model
@@ -58,9 +58,11 @@ class Engine:
 
     Attributes:
         in_step: whether a step is under way.
+        repeatable: whether the step under way can be made again, and so may end with `StaleError`.
     """
 
     in_step = False
+    repeatable = False
 
     def launch(self, work: Work[Result]) -> Launched[Result]:
         """The future of a piece of work."""
@@ -69,16 +71,11 @@ class Engine:
     @contextmanager
     def step(self) -> Iterator[None]:
         """For the time of a step. What the model computes does not change within it."""
-        self.in_step = True
+        self.in_step, self.repeatable = True, False
         try:
             yield
         finally:
-            self.in_step = False
-
-    @contextmanager
-    def repeatable(self) -> Iterator[None]:
-        """For the part of a step that may end with `StaleError`: the step can be made again."""
-        yield
+            self.in_step = self.repeatable = False
 
     def verify(self) -> None:
         """Called before anything that was found is acted on.

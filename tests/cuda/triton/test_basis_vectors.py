@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from krylov_descent.algorithms.krylov import found_on_host
+from krylov_descent.algorithms.metric import Diagonal, Metric
 from krylov_descent.algorithms.subspace import fill_slots
 from krylov_descent.cuda.triton import entry
-from krylov_descent.curvature.preconditioners.preconditioner import Diagonal, Identity, Metric
+from krylov_descent.curvature.preconditioners.preconditioner import Identity
 from tests.cuda.triton.test_products import drawn, error, launches, needs_tensor_cores, products
 from tests.subspaces import Dear
 

@@ -1,7 +1,7 @@
 """A function as a CUDA graph: a part of a step, or a product, recorded once and replayed.
 
 What is recorded has copies of the tensors it is given, its own or another recording's, and reads
-parameters in place. What repeats in it may be recorded by itself and inserted (`Inserted`).
+parameters in place.
 """
 
 import functools
@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.graphs.child_graphs import insert
 from krylov_descent.cuda.graphs.parallel_branches import all_joined
 from krylov_descent.cuda.triton.entry import possible, tensor_core_products
 from krylov_descent.cuda.triton.launching import loaded_kernels_alone
-from krylov_descent.curvature.forward_mode import BatchProduct
 from krylov_descent.objective.batches import Batch, tensors_in
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.messages import is_out_of_memory
@@ -51,6 +49,7 @@ class Recording:
     """A part of a step, and the tensors that it reads.
 
     Args:
+        capture: makes the graph.
         network: that the part is about.
         part: what is recorded.
         batch: of samples; the part's own, or another recording's.
@@ -70,6 +69,7 @@ class Recording:
 
     def __init__(
         self,
+        capture: "Capture",
         network: Network,
         part: Part,
         batch: Batch,
@@ -85,17 +85,17 @@ class Recording:
         )
         found = None
         try:
-            found = _record(network, whole, rehearsal=short, foreign=foreign)
+            found = capture(network, whole, rehearsal=short, foreign=foreign)
         except RuntimeError as problem:
             if rehearsal is part or is_out_of_memory(problem):
                 raise
         # A library may want to set itself up for a size that the short form does not have.
-        found = found or _record(network, whole, rehearsal=whole, foreign=True)
+        found = found or capture(network, whole, rehearsal=whole, foreign=True)
         self._graph, self.result = found.graph, found.result
 
     def load(self, batch: Batch, given: tuple[Tensor, ...]) -> None:
         """Take up what is read from now on."""
-        _copy(batch, self.batch)
+        copy_batch(batch, self.batch)
         for target, source in zip(self.given, given, strict=True):
             target.copy_(source)
 
@@ -105,107 +105,8 @@ class Recording:
         return self.result
 
 
-class RecordedProduct:
-    """v → Σ over a batch of a curvature matrix times v.
-
-    Two recordings: the linearisation, replayed once per step, whose saved activations stay where
-    they are; and the product, which reads them.
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        static: Batch,
-        linearize: Callable[[Network, Batch], BatchProduct],
-    ) -> None:
-        parameters = network.parameters
-        self._batch = static
-        self._vector = parameters.copy()
-        prepare = partial(linearize, network, static)
-        linearization = _record(network, prepare, rehearsal=prepare)
-        self._linearization, product = linearization.graph, linearization.result
-        self._linearization.replay()
-
-        def apply() -> Tensor:
-            return parameters.flatten(product(parameters.pieces(self._vector)))
-
-        applied = _record(network, apply, rehearsal=apply, after=linearization)
-        self._graph, self._result = applied.graph, applied.result
-        self._before = linearization  # holds the activations
-
-    def load(self, batch: Batch) -> None:
-        """Linearise at the parameters as they are, over these samples."""
-        _copy(batch, self._batch)
-        self._linearization.replay()
-
-    def __call__(self, vector: Tensor) -> Tensor:
-        """The product as a new vector [n]."""
-        self._vector.copy_(vector)
-        self._graph.replay()
-        return self._result.clone()
-
-
-class Inserted(Generic[Result]):
-    """A function that is recorded, for other recordings to have wherever it is called.
-
-    Args:
-        network: that it is about.
-        function: of nothing.
-        after: what is always called before it. Others of those that follow that may have memory in
-            common with this, but for the results.
-        foreign: see `Recording`.
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        function: Callable[[], Result],
-        after: "Inserted[Any] | None" = None,
-        *,
-        foreign: bool = False,
-    ) -> None:
-        before: _Recorded[Any] | None = None if after is None else after._recorded
-        self._recorded: _Recorded[Result] = _record(
-            network, function, rehearsal=function, after=before, kept=True, foreign=foreign
-        )
-
-    def __call__(self) -> Result:
-        """Its kernels, here; returns the same tensors each time, overwritten by the next call."""
-        insert(self._recorded.graph)
-        return self._recorded.result
-
-
-class InsertedMap:
-    """The same, of a vector.
-
-    Args:
-        network: that it is about.
-        function: from a vector to a vector.
-        vector: where it finds its argument; copied to there if it is elsewhere.
-        after: see `Inserted`.
-        foreign: see `Recording`.
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        function: Callable[[Tensor], Tensor],
-        vector: Tensor,
-        after: Inserted[Any],
-        *,
-        foreign: bool = False,
-    ) -> None:
-        self._vector = vector
-        self._inserted = Inserted(network, partial(function, vector), after, foreign=foreign)
-
-    def __call__(self, vector: Tensor) -> Tensor:
-        """Its value; overwritten by the next call."""
-        if vector.data_ptr() != self._vector.data_ptr():
-            self._vector.copy_(vector)
-        return self._inserted()
-
-
-def _copy(batch: Batch, static: Batch) -> None:
+def copy_batch(batch: Batch, static: Batch) -> None:
+    """Copy samples to where a recording reads them."""
     pairs = zip(
         tensors_in((static.inputs, static.targets)),
         tensors_in((batch.inputs, batch.targets)),
@@ -225,61 +126,85 @@ def _recording_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)
 
 
+class Graph(Protocol):
+    """Kernels that are launched together."""
+
+    def replay(self) -> None:
+        """Launch them."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Recorded(Generic[Result]):
+class Recorded(Generic[Result]):
     """What was recorded.
 
     Attributes:
         graph: of kernels.
         result: of the function.
+        pool: the memory that the graph has of its own.
         products: what is known of the matrices in it, and holds it.
     """
 
-    graph: torch.cuda.CUDAGraph
+    graph: Graph
     result: Result
-    products: Any
+    pool: Any = None
+    products: Any = None
 
 
-def _record(
+class Capture(Protocol):
+    """Records a function."""
+
+    def __call__(
+        self,
+        network: Network,
+        function: Callable[[], Result],
+        *,
+        rehearsal: Callable[[], Any],
+        after: Recorded[Any] | None = None,
+        foreign: bool = False,
+    ) -> Recorded[Result]:
+        """Record a function; after a rehearsal where something may have to set itself up.
+
+        Args:
+            network: that the function is about.
+            function: what to record.
+            rehearsal: it, or a short form of it.
+            after: what is replayed before this, and whose memory it may use.
+            foreign: see `Recording`.
+        """
+
+
+def capture_graph(
     network: Network,
     function: Callable[[], Result],
     *,
     rehearsal: Callable[[], Any],
-    after: _Recorded[Any] | None = None,
-    kept: bool = False,
+    after: Recorded[Any] | None = None,
     foreign: bool = False,
-) -> _Recorded[Result]:
-    """Record a function; after a rehearsal where something may have to set itself up.
-
-    Args:
-        network: that the function is about.
-        function: what to record.
-        rehearsal: it, or a short form of it.
-        after: what is replayed before this, and whose memory it may use.
-        kept: whether it is to be inserted into others.
-        foreign: see `Recording`.
-    """
-    device = torch.device("cuda", torch.cuda.current_device())
-    before, pool = (None, None) if after is None else (after.products, after.graph.pool())
-    products: Callable[[], AbstractContextManager[Any]] = nullcontext
-    if _is_large(network):
-        products = partial(tensor_core_products, device, before, sparing=not network.is_stack)
-    current, side = torch.cuda.current_stream(), _recording_stream(torch.cuda.current_device())
-    capture = partial(_captured, function, products, side, pool, kept)
-    side.wait_stream(current)
-    if not foreign and _may_be_recorded_at_once(network):
-        # All that may be missing is a kernel, which says so.
-        with suppress(RuntimeError), loaded_kernels_alone():
+) -> Recorded[Result]:
+    """Record a function as a CUDA graph; see `Capture`."""
+    device = network.parameters.device
+    # What is recorded is what the current device does, whichever has the parameters.
+    with torch.cuda.device(device):
+        before, pool = (None, None) if after is None else (after.products, after.pool)
+        products: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if _is_large(network):
+            products = partial(tensor_core_products, device, before, sparing=not network.is_stack)
+        current, side = torch.cuda.current_stream(), _recording_stream(torch.cuda.current_device())
+        capture = partial(_captured, function, products, side, pool)
+        side.wait_stream(current)
+        if not foreign and _may_be_recorded_at_once(network):
+            # All that may be missing is a kernel, which says so.
+            with suppress(RuntimeError), loaded_kernels_alone():
+                return capture()
+        with torch.cuda.stream(side), products():
+            rehearsal()
+        current.wait_stream(side)
+        try:
             return capture()
-    with torch.cuda.stream(side), products():
-        rehearsal()
-    current.wait_stream(side)
-    try:
-        return capture()
-    except torch.OutOfMemoryError:
-        # What torch keeps for later is of no use to a recording, which has memory of its own.
-        torch.cuda.empty_cache()
-        return capture()
+        except torch.OutOfMemoryError:
+            # What torch keeps for later is of no use to a recording, which has memory of its own.
+            torch.cuda.empty_cache()
+            return capture()
 
 
 def _is_large(network: Network) -> bool:
@@ -333,13 +258,12 @@ def _captured(
     products: Callable[[], AbstractContextManager[Any]],
     side: torch.cuda.Stream,
     pool: Any,
-    kept: bool,
-) -> _Recorded[Result]:
+) -> Recorded[Result]:
     """What `torch.cuda.graph` does, but for giving back all memory that is not in use.
 
     That took a fifth of a second, as long as to record a small part.
     """
-    graph, pool = torch.cuda.CUDAGraph(keep_graph=kept), pool or torch.cuda.graph_pool_handle()
+    graph, pool = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
     with torch.cuda.stream(side), _nothing_collected():
         # Other threads, of data loaders, may go on copying to the device meanwhile.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -350,4 +274,4 @@ def _captured(
             _give_up(graph, pool)
             raise
         graph.capture_end()
-    return _Recorded(graph, result, known)
+    return Recorded(graph, result, pool, known)

@@ -3,8 +3,7 @@
 On a GPU the step of a small net is bound by the host, which launches some hundred small kernels for
 each product and each evaluation. All of them read the parameters in place and a batch of a fixed
 size, so they are recorded at an early step (see `capture`) and replayed afterwards: the same
-numbers to rounding, without the host in between. Recording is for models up to `LARGEST` bytes;
-beyond, the kernels are long enough to hide their launches, and memory is dearer.
+numbers to rounding, without the host in between.
 
 What is recorded holds for the shapes, addresses and flags it was recorded with, which are compared
 before each use; `staleness` finds out whether something else has changed. What cannot be recorded
@@ -12,65 +11,60 @@ is run as it is, and said so once.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from krylov_descent.cuda.graphs.aliased_network import Aliased
-from krylov_descent.cuda.graphs.capture import Part, RecordedProduct, Recording
-from krylov_descent.cuda.graphs.side_stream import beside_what_follows
-from krylov_descent.curvature.forward_mode import BatchProduct
+from krylov_descent.cuda.graphs.capture import Capture, Part, Recording
 from krylov_descent.objective.batches import Batch, tensors_in
 from krylov_descent.objective.network import Network, modules_in
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
 from krylov_descent.runtime.precision import precisions
 
-LARGEST = 16 << 20
-
 Recorded = TypeVar("Recorded")
 Key = tuple[Any, ...]
 
 
-class RecordedParts:
+class GraphCache:
     """What has been recorded of a network, by name.
+
+    A recording is known by the addresses that it reads, with shapes and strides: that is all a
+    graph depends on. A tensor that is gone does no harm: whoever asks has another one, at another
+    address, or is read at that address as well.
 
     Args:
         network: whose parameters are read in place.
-        wanted: False to record nothing.
+        capture: makes the graphs.
     """
 
-    def __init__(self, network: Network, wanted: bool) -> None:
-        self._network, self._wanted = network, wanted
+    def __init__(self, network: Network, capture: Capture) -> None:
+        self._network, self._capture = network, capture
         self._held: dict[str, tuple[Key, Any]] = {}
         self._asked: dict[str, Key] = {}
         self._impossible: set[str] = set()
         self._places: dict[str, tuple[int, ...]] = {}
-        self._loaded_is_new = False
         self._room: Tensor | None = None
         self._step: _Known | None = None
+        self.loaded_is_new = False
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model lies elsewhere in memory, and is recorded anew.
         nothing: dict[str, Any] = {"_held": {}, "_asked": {}, "_places": {}}
         return vars(self) | nothing | {"_room": None, "_step": None}
 
-    @property
-    def possible(self) -> bool:
-        """Whether this network is one to record."""
-        parameters = self._network.parameters
-        size = parameters.numel * parameters.tensors[0].element_size()
-        return self._wanted and parameters.device.type == "cuda" and size <= LARGEST
-
     def clear(self) -> None:
         """Forget everything: the model has changed."""
-        self._forget()
+        self.forget()
         self._room = None
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """The same, but rows of a basis stay where they are."""
         self._held, self._asked, self._impossible = {}, {}, set()
 
     def room(self, rows: int, like: Tensor) -> Tensor:
@@ -80,10 +74,10 @@ class RecordedParts:
             self._room = like.new_zeros(rows, len(like))
         return self._room
 
-    @property
-    def in_step(self) -> bool:
-        """Whether a step is under way."""
-        return self._step is not None
+    def release(self, *, but: Collection[str]) -> None:
+        """Let go of all but these, and of their memory: the rest will be others from now on."""
+        self._held = {name: held for name, held in self._held.items() if name in but}
+        self._asked = {}
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -93,6 +87,11 @@ class RecordedParts:
             yield
         finally:
             self._step = None
+
+    @property
+    def names(self) -> list[str]:
+        """Of all that is recorded."""
+        return list(self._held)
 
     def has(self, name: str) -> bool:
         """Whether there is a recording of this name, be it for other samples."""
@@ -110,7 +109,6 @@ class RecordedParts:
         foreign: bool = False,
         when_repeated: bool = False,
         where_it_is: bool = False,
-        since: torch.cuda.Event | None = None,
     ) -> "Recording | None":
         """The recording of `part(network, batch, *given)`; None where that is not possible.
 
@@ -128,9 +126,6 @@ class RecordedParts:
                 batch.
             where_it_is: read the batch there, while it is always in the same place; copies of a
                 large one would take their time at every call.
-            since: a moment at which the recording was not in use any more, and after which nothing
-                was written to what is to be copied: that is not to wait for what followed. None
-                for now.
         """
         if not self._may_be_recorded(name):
             return None
@@ -140,17 +135,15 @@ class RecordedParts:
         def record(network: Network) -> Recording:
             own = tuple(tensor.clone() for tensor in given)
             read_from = batch if in_place else batch.map(torch.clone)
-            return Recording(network, part, read_from, own, rehearsal or part, held, foreign)
+            form = rehearsal or part
+            return Recording(self._capture, network, part, read_from, own, form, held, foreign)
 
         key = self._key(batch, given, (*fixed, *read))
         is_new = not self._is_held(name, key)
         recording = self._get(name, key, record, when_repeated=when_repeated)
         if recording is not None:
-            self._loaded_is_new = is_new
-            # One that is new may have memory that something else was using at that moment.
-            moment = None if is_new else since
-            with beside_what_follows(moment, self._network.parameters.device):
-                recording.load(batch, given)
+            self.loaded_is_new = is_new
+            recording.load(batch, given)
         return recording
 
     def beside(
@@ -174,25 +167,32 @@ class RecordedParts:
         batch, given = other.batch, other.given
 
         def record(network: Network) -> Recording:
-            return Recording(network, part, batch, given, part, held)
+            return Recording(self._capture, network, part, batch, given, part, held)
 
         if not self._may_be_recorded(name):
             return None
         read = (*tensors_in((batch.inputs, batch.targets)), *given, *fixed)
         return self._get(name, self._key(batch, given, read), record)
 
-    def product(
-        self, batch: Batch, linearize: Callable[[Network, Batch], BatchProduct], kind: str
-    ) -> "RecordedProduct | None":
-        """Products with a curvature matrix over a batch."""
-        name = f"product {kind}"
+    def made(
+        self,
+        name: str,
+        make: Callable[[Capture, Network], Recorded],
+        batch: Batch | None = None,
+        *,
+        fixed: tuple[Tensor, ...] = (),
+    ) -> "Recorded | None":
+        """What a function makes of several recordings; None where that is not possible.
+
+        Args:
+            name: of what is made.
+            make: makes it, if it was not before, for a batch like this.
+            batch: of samples.
+            fixed: tensors that are read where they are.
+        """
         if not self._may_be_recorded(name):
             return None
-
-        def record(network: Network) -> RecordedProduct:
-            return RecordedProduct(network, batch.map(torch.clone), linearize)
-
-        return self._get(name, self._key(batch, (), ()), record)
+        return self._get(name, self._key(batch, (), fixed), partial(make, self._capture))
 
     def _stays(self, name: str, batch: Batch) -> bool:
         """Whether the batches for a part have always been in the same place."""
@@ -202,7 +202,7 @@ class RecordedParts:
         return self._places[name] == place
 
     def _may_be_recorded(self, name: str) -> bool:
-        return self.possible and name not in self._impossible
+        return name not in self._impossible
 
     def _is_held(self, name: str, key: Key) -> bool:
         return name in self._held and self._held[name][0] == key
@@ -222,9 +222,7 @@ class RecordedParts:
             if when_repeated and asked != sizes:
                 return None
             try:
-                # What is recorded is what the current device does, whichever has the parameters.
-                with torch.cuda.device(self._network.parameters.device):
-                    recorded = record(Aliased(self._network))
+                recorded = record(Aliased(self._network))
             except RuntimeError as problem:
                 if is_out_of_memory(problem):
                     raise
@@ -241,13 +239,16 @@ class RecordedParts:
         return held
 
     @property
-    def _known(self) -> "_Known":
+    def known(self) -> "_Known":
         """What is known of the network, in the step under way or now."""
         return self._step or _Known.of(self._network)
 
-    def _key(self, batch: Batch, given: tuple[Tensor, ...], fixed: tuple[Tensor, ...]) -> Key:
-        network, known = self._network, self._known
-        copied = [*tensors_in((batch.inputs, batch.targets)), *given]
+    def _key(
+        self, batch: Batch | None, given: tuple[Tensor, ...], fixed: tuple[Tensor, ...]
+    ) -> Key:
+        network, known = self._network, self.known
+        samples = [] if batch is None else tensors_in((batch.inputs, batch.targets))
+        copied = [*samples, *given]
         kind = network.parameters.device.type
         return (
             tuple((t.shape, t.dtype) for t in copied),

@@ -1,89 +1,104 @@
-"""The basis of a step by recordings: as one CUDA graph, or with one for each product.
+"""The basis of a step by recordings, in the same place at every step.
 
-As one it is all products, preconditioning and orthogonalisation, without the host in between. To
-record that takes as long as the host needs for a whole basis, some tenths of a second for a deep
-net, which pays after some dozens of steps. With a preconditioner of many kernels it would be twice
-as long: then what is the same for every direction is recorded once and inserted (`insertions`),
-which costs each step a few hundredths of a basis. Where the preconditioner is for few steps, or the
-whole cannot be recorded, only the product is, and the rest is launched around it.
+With a diagonal D the whole basis is one recording: all products, preconditioning and
+orthogonalisation, without the host in between. To record that takes as long as the host needs for
+a basis, some tenths of a second for a deep net, so it is done for a D that stays. Otherwise each
+product, and each product with D, is one launch, and the host launches the rest around them.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
-from krylov_descent.algorithms.krylov import Product
-from krylov_descent.algorithms.subspace import LaunchedSubspace, fill_slots
-from krylov_descent.cuda.graphs.capture import Inserted, InsertedMap, is_foreign
-from krylov_descent.cuda.graphs.child_graphs import can_insert
-from krylov_descent.cuda.graphs.parallel_branches import side_by_side
-from krylov_descent.cuda.graphs.staleness import Recordings
-from krylov_descent.cuda.triton.entry import under_way
-from krylov_descent.curvature.preconditioners.preconditioner import (
-    Entrywise,
-    InPlace,
-    Metric,
-    Preconditioner,
-)
-from krylov_descent.curvature.products import CurvatureKind, CurvatureProduct
+from krylov_descent.algorithms.basis_storage import Alone, StoredBasis
+from krylov_descent.algorithms.krylov import fill_with_krylov_space
+from krylov_descent.algorithms.metric import Entrywise, Metric
+from krylov_descent.algorithms.subspace import cut
+from krylov_descent.cuda.graphs.capture import is_foreign
+from krylov_descent.cuda.graphs.host_transfer import OnTheWay
+from krylov_descent.cuda.graphs.record_factors import RecordedMetric
+from krylov_descent.cuda.graphs.recorder import Recorder
+from krylov_descent.curvature.krylov_basis import Basis, KrylovBasis
+from krylov_descent.curvature.preconditioners.preconditioner import EntrywiseInPlace, InPlace
+from krylov_descent.curvature.products import CurvatureProduct, Product
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.network import Network
+from krylov_descent.runtime.engine import Launched
 
 # That there are two directions before it makes the third one like all that follow; and so is one
 # previous step like the others.
 REHEARSED, REHEARSED_PREVIOUS = 3, 1
 
 
-def basis_is_recorded(recordings: Recordings, kind: CurvatureKind) -> bool:
-    """Whether there is a recording of the whole basis with this curvature."""
-    return recordings.has(_name(kind))
+def launch_basis(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
+    """The basis; launched at once if the engine knows how, and the step can be made again."""
+    at_hand = work.layout.kind == "replicated" and work.layout.storage.is_plain
+    if work.objective.ranks.together or not at_hand or not work.usual:
+        return Launched(work.run)
+    if engine.repeatable and engine.graphs.has(_name(work)):
+        return _launched(engine, work)
+    return Launched(lambda: _launched(engine, work).result())
 
 
-def recorded_basis(
-    product: CurvatureProduct,
-    preconditioner: Preconditioner,
-    gradient: Tensor,
-    previous_steps: list[Tensor],
-    dimension: int,
-    *,
-    whole: bool,
-) -> LaunchedSubspace | None:
-    """What `krylov_basis` gives, in the same place at every step, and not waited for.
-
-    None where B does not fit one micro-batch.
-
-    Args:
-        product: v → Hv, not used before.
-        preconditioner: D. As a whole the basis is recorded only if its tensors do not move.
-        gradient: g [n].
-        previous_steps: m vectors [n]; as many at every step. May be emptied.
-        dimension: K.
-        whole: whether to have it as one recording.
-    """
+def _launched(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
+    product, learnt = work.prepare()
     batch = product.single_batch
     if batch is None:
-        return None
-    rows = min(dimension, gradient.numel()) + len(previous_steps)
-    slots, found = product.objective.recordings.room(rows, gradient), None
-    if whole and isinstance(preconditioner, InPlace):
-        found = _replay(slots, product, preconditioner, batch, gradient, previous_steps)
+        return Launched(lambda: work.build(product, learnt))
+    krylov, joining = min(work.dimension, work.gradient.numel()), len(work.previous_steps)
+    slots = engine.graphs.room(krylov + work.most_previous, work.gradient)
+    rows = slots[: krylov + joining]
+    found: Tensor | None = None
+    if work.lasting and joining == work.most_previous:
+        found = _replayed(engine, work, product, batch, rows)
     if found is None:
-        found = fill_slots(slots, product, preconditioner, gradient, previous_steps)
-    return LaunchedSubspace(slots, found)
+        found = _filled(rows, product, _metric(engine, work), work.gradient, work.previous_steps)
+    engine.basis_slots, arriving = slots, OnTheWay(found)
+
+    def there() -> Basis:
+        stored = StoredBasis.at(rows)
+        subspace = cut(stored, Alone(stored.stored.shape[1]), arriving.tensor())
+        return Basis(subspace, product.samples, product.kept, learnt)
+
+    return Launched(there)
 
 
-def _replay(
-    slots: Tensor,
-    product: CurvatureProduct,
-    preconditioner: InPlace,
-    batch: Batch,
+def _filled(
+    rows: Tensor,
+    product: Product,
+    metric: Metric,
     gradient: Tensor,
     previous_steps: list[Tensor],
+) -> Tensor:
+    """Algorithm 2 into rows [K + m, n]; returns what `cut` wants."""
+    stored, placement = StoredBasis.at(rows), Alone(gradient.numel())
+    return fill_with_krylov_space(stored, product, metric, gradient, previous_steps, placement)
+
+
+def _metric(engine: Recorder, work: KrylovBasis) -> Metric:
+    """D, or recordings of its products where these are many kernels."""
+    D = work.preconditioner
+    if not (work.lasting and isinstance(D, InPlace)) or isinstance(D, Entrywise):
+        return D
+    make = partial(RecordedMetric, D, work.gradient)
+    recorded = engine.graphs.made("metric", make, fixed=D.tensors)
+    if recorded is None:
+        return D
+    recorded.load()
+    return recorded
+
+
+def _replayed(
+    engine: Recorder,
+    work: KrylovBasis,
+    product: CurvatureProduct,
+    batch: Batch,
+    rows: Tensor,
 ) -> Tensor | None:
-    """What `fill_slots` gives, by one launch; None where that is not possible."""
+    """The whole basis by one launch; None where that is not possible."""
+    if not isinstance(work.preconditioner, EntrywiseInPlace):
+        return None
+    D = work.preconditioner
 
     def build(
         rows: Tensor,
@@ -93,109 +108,30 @@ def _replay(
         gradient: Tensor,
         scale: Tensor,
         *previous_steps: Tensor,
-        held: _Repeated | None = None,
     ) -> Tensor:
         """The first of the previous steps join, so many of them."""
-        joined = list(previous_steps[:joining])
-        metric: Metric = preconditioner
-        if held is None:
-            products = product.over(network, batch, scale)
-        else:
-            products, metric = held.prepare(), held.metric
-        return fill_slots(rows, products, metric, gradient, joined)
+        over = product.over(network, batch, scale)
+        return _filled(rows, over, D, gradient, list(previous_steps[:joining]))
 
-    def repeated(
-        network: Network, batch: Batch, gradient: Tensor, scale: Tensor, *previous_steps: Tensor
-    ) -> _Repeated:
-        over = partial(product.over, network, batch, scale)
-        return _Repeated.recorded(network, over, preconditioner, gradient)
-
-    joining = len(previous_steps)
+    gradient, joining = work.gradient, len(work.previous_steps)
     short_joining = min(REHEARSED_PREVIOUS, joining)
-    short_rows = min(REHEARSED, len(slots) - joining) + short_joining
-    recordings = product.objective.recordings
-    recording = recordings.load(
-        _name(product.kind),
-        partial(build, slots, joining),
+    short_rows = min(REHEARSED, len(rows) - joining) + short_joining
+    recording = engine.graphs.load(
+        _name(work),
+        partial(build, rows, joining),
         batch,
         gradient,
         gradient.new_full((), product.scale),  # by a kernel: a copy would wait for all before it
-        *previous_steps,
-        fixed=(slots, *preconditioner.tensors),
-        rehearsal=partial(build, slots[:short_rows], short_joining),
-        foreign=is_foreign(preconditioner),
-        held=repeated if can_insert() and not isinstance(preconditioner, Entrywise) else None,
+        *work.previous_steps,
+        fixed=(rows, *D.tensors),
+        rehearsal=partial(build, rows[:short_rows], short_joining),
+        foreign=is_foreign(D),
     )
     if recording is None:
         return None
     found: Tensor = recording()
-    # First: the gradient's numbers may be read there, and say whether the recordings hold.
-    recordings.work_meanwhile()
-    if not recordings.hold(batch):
-        return None
-    product.products += len(slots)
-    return found
+    return found if engine.are_fresh(batch) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Repeated:
-    """What is the same for every direction, recorded.
-
-    Attributes:
-        linearize: what comes before all products.
-        product: v → Hv.
-        metric: D.
-    """
-
-    linearize: Callable[[], Any]
-    product: Product
-    metric: Metric
-
-    @classmethod
-    def recorded(
-        cls,
-        network: Network,
-        over: Callable[[], Product],
-        preconditioner: InPlace,
-        like: Tensor,
-    ) -> "_Repeated":
-        """Record it.
-
-        Args:
-            network: that it is about.
-            over: linearises, and gives v → Hv.
-            preconditioner: D.
-            like: a vector.
-        """
-
-        def prepare() -> Product:
-            products = under_way()
-            if products is not None:  # of matrices that all products with D have in common
-                side_by_side(products.prepare(preconditioner.tensors))
-            return over()
-
-        first = Inserted(network, prepare)
-        apply = first()
-        product = InsertedMap(network, apply, like.clone(), after=first)
-        # D⁻¹ is asked for of a product, and finds it where it is.
-        of_metric = partial(InsertedMap, network, after=first, foreign=is_foreign(preconditioner))
-        solve = of_metric(preconditioner.solve, product(like))
-        multiply = of_metric(preconditioner.multiply, like.clone())
-        return cls(first, product, _InsertedMetric(solve, multiply))
-
-    def prepare(self) -> Product:
-        """Linearise; returns v → Hv."""
-        self.linearize()
-        return self.product
-
-
-@dataclass(frozen=True, slots=True)
-class _InsertedMetric:
-    """D by recordings of its two products, whose results the next ones overwrite."""
-
-    solve: Product
-    multiply: Product
-
-
-def _name(kind: CurvatureKind) -> str:
-    return f"basis of {kind}"
+def _name(work: KrylovBasis) -> str:
+    return f"basis of {work.curvature.kind}"

@@ -1,33 +1,29 @@
-"""The means that become of sums over all samples, as a part of what is recorded with the sums.
+"""Gradients as recordings: over all samples in one batch, and of mini-batches.
 
-In one process: ranks add up their sums first (see `evaluation`).
+In one process the means that become of the sums are recorded with them. Ranks add up their sums
+first.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.graphs.capture import Part
+from krylov_descent.cuda.graphs.capture import Part, is_foreign
+from krylov_descent.cuda.graphs.host_transfer import OnTheWay, placed
 from krylov_descent.cuda.graphs.parallel_branches import begin, join, side_by_side
+from krylov_descent.cuda.graphs.recorder import Recorder
 from krylov_descent.cuda.graphs.staleness import PULSE_SAMPLES
 from krylov_descent.cuda.triton.entry import under_way
-from krylov_descent.objective.batches import Batch
+from krylov_descent.objective.batches import Batch, as_samples, tensors_in
+from krylov_descent.objective.evaluation import Evaluation, check_normaliser
+from krylov_descent.objective.layers.layer_gradients import losses_and_gradients
+from krylov_descent.objective.mini_batch import MiniBatch, MiniBatchGradient, mini_batch_gradient
 from krylov_descent.objective.network import Network
-from krylov_descent.objective.parameters import FlatParameters
-
-
-class MadeOfSquares(Protocol):
-    """What is made of mean squared gradients by kernels alone, which a GPU records with them."""
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Where it is: the same at every step, updated in place."""
-
-    def take_squares(self, parameters: FlatParameters, squares: Tensor) -> None:
-        """Make it of squares [n], which may be overwritten."""
+from krylov_descent.objective.objective import MadeOfSquares, MeanGradient, MeanSquares
+from krylov_descent.runtime.engine import Launched
 
 
 class Means(NamedTuple):
@@ -44,6 +40,143 @@ class Means(NamedTuple):
     vectors: list[Tensor]
     losses: Tensor | None
     held: tuple[Tensor, ...]
+
+
+def launch_gradient(engine: Recorder, work: MeanGradient | MeanSquares) -> Launched[Evaluation]:
+    """Value, gradient and perhaps squares by one launch, where all samples fit one batch."""
+    objective, squared = work.objective, isinstance(work, MeanSquares)
+    settled = objective.squared_gradients.settled and engine.settled_at == engine.staleness.refuted
+    found: Evaluation | None = None
+    # Where squares are recorded, nothing can be found out about the model. And what torch.compile
+    # made of the model is not given up for a recording of a plain gradient.
+    if settled if squared else objective.network.model is objective.network.eager:
+        replayed = _replayed_sums if objective.ranks.together else _replayed_means
+        with objective.ranks.own_work():
+            batch = _whole_batch(engine, work.data)
+            found = None if batch is None else replayed(engine, work, batch)
+    if found is not None:
+        return Launched.done(found)
+
+    def walk() -> Evaluation:
+        evaluation = work.run()
+        if squared:
+            engine.settled_at = engine.staleness.refuted
+        return evaluation
+
+    return Launched.done(walk())
+
+
+def launch_mini_batch(engine: Recorder, work: MiniBatch) -> Launched[MiniBatchGradient]:
+    """The gradient of a mini-batch by one launch; not compared with what the model computes."""
+    recording = None
+    if work.usual and engine.fits(work.batch):
+        recording = engine.graphs.load("mini-batch", mini_batch_gradient, work.batch)
+    if recording is None:
+        return Launched(work.run)
+    found: MiniBatchGradient = recording()
+    kept = found._replace(loss_sum=found.loss_sum.clone(), normaliser=found.normaliser.clone())
+    return Launched.done(kept)
+
+
+def _whole_batch(engine: Recorder, data: Any) -> Batch | None:
+    """All samples as one batch, where they are, if its gradient may be recorded."""
+    objective = engine.objective
+    batch = objective.single_batch(as_samples(data, may_be_empty=objective.ranks.together))
+    return batch if batch is not None and engine.fits(batch) else None
+
+
+def _replayed_means(
+    engine: Recorder, work: MeanGradient | MeanSquares, batch: Batch
+) -> Evaluation | None:
+    """The means over a batch by one recording of everything; None where there is none."""
+    objective = work.objective
+    parameters = objective.parameters
+    into = work.into if isinstance(work, MeanSquares) else None
+    given = tensors_in((batch.inputs, batch.targets))
+    stays = all(tensor.device == parameters.device for tensor in given)
+    batch = batch.to(parameters.device)
+    known = objective.network.loss.normaliser(batch.targets, batch.size)
+    if isinstance(known, float) and not known:
+        return None  # the plain walk says what is wrong
+    recording = engine.graphs.load(
+        _name(work),
+        partial(recorded_means, _part(engine, work), into),
+        batch,
+        placed(known, parameters.device),
+        fixed=() if into is None else into.tensors,
+        foreign=into is not None and is_foreign(into),
+        when_repeated=isinstance(work, MeanGradient),
+        where_it_is=stays,
+    )
+    if recording is None:
+        return None
+    arriving = OnTheWay(known) if isinstance(known, Tensor) else None  # before what takes long
+    means: Means = recording()
+    numbers = OnTheWay(means.numbers)
+    if not engine.are_fresh(batch, means.losses):
+        return None
+    normaliser = float(known if arriving is None else arriving.read())
+    check_normaliser(normaliser)
+    # The next replay overwrites them. A step that can be made again has no use for them by then.
+    vectors = means.vectors if engine.repeatable else [v.clone() for v in means.vectors]
+    gradient, *squares = vectors
+    return Evaluation(
+        Launched(partial(_pair, numbers)),
+        gradient,
+        squares[0] if squares else gradient.new_empty(0),
+        batch.size,
+        normaliser,
+    )
+
+
+def _pair(numbers: OnTheWay) -> tuple[float, float]:
+    value, norm = numbers.read()
+    return value, norm
+
+
+def _replayed_sums(
+    engine: Recorder, work: MeanGradient | MeanSquares, batch: Batch
+) -> Evaluation | None:
+    """The sums over this rank's batch by a recording, put together over ranks."""
+    objective = work.objective
+    batch = batch.to(objective.parameters.device)
+    repeated = isinstance(work, MeanGradient)
+    recording = engine.graphs.load(_name(work), _part(engine, work), batch, when_repeated=repeated)
+    if recording is None:
+        return None
+    losses, *vectors = recording()
+    if not engine.are_fresh(batch):
+        return None
+    sums = objective.sums()
+    sums.add(batch, losses)
+    gradient, *squares = (vector.clone() for vector in vectors)
+    if not isinstance(work, MeanSquares):
+        return sums.evaluation(gradient, None)
+    return work.made_of(sums.evaluation(gradient, squares[0], squared=True))
+
+
+def _name(work: MeanGradient | MeanSquares) -> str:
+    return "gradient" if isinstance(work, MeanGradient) else "gradient and squares"
+
+
+def _part(engine: Recorder, work: MeanGradient | MeanSquares) -> Part:
+    """Losses, Σ gradients [n] and, for squares, Σ squares [n] of a batch."""
+    if isinstance(work, MeanGradient):
+        return _gradient
+    objective = engine.objective
+
+    def squared(network: Network, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        of_batch = objective.squared_gradients.on(network).of_batch
+        losses, gradients, squares = of_batch(batch, objective.activation_memory)
+        flatten = network.parameters.flatten
+        return losses, flatten(gradients), flatten(squares)
+
+    return squared
+
+
+def _gradient(network: Network, batch: Batch) -> tuple[Tensor, Tensor]:
+    losses, gradients = losses_and_gradients(network, batch)
+    return losses, network.parameters.flatten(gradients)
 
 
 def recorded_means(

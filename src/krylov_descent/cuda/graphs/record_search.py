@@ -1,16 +1,13 @@
 """f_C over a basis that is in the same place at every step, by recordings: c → f_C(θ + Vc).
 
-What a search on a GPU asks for, with little for the host to do: an evaluation is one launch, which
-fetches the coefficients from the host and brings value and projected gradient there, and so are the
-measurement of noise and the step that is taken in the end. They are made ready while the GPU is
-busy with the basis, and the evaluation with which every search begins, c = 0, is launched right
-behind that, and the noise behind it: both are the same whatever the basis turns out to be. Another
-point that will probably be asked for can be launched ahead, too.
+An evaluation is one launch, which fetches the coefficients from the host and brings value and
+projected gradient there, and so are the measurement of noise and the step that is taken in the end.
+The evaluation with which every search begins, c = 0, is launched right behind the basis, and the
+noise behind it: both are the same whatever the basis turns out to be.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,200 +15,182 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.algorithms.bfgs import Vector
-from krylov_descent.algorithms.noise import NOISE_POINTS, ORDER, error_sums, noise_steps
+from krylov_descent.algorithms.coordinates import Coordinates
+from krylov_descent.algorithms.noise import (
+    NOISE_POINTS,
+    ORDER,
+    error_sums,
+    noise_from,
+    noise_steps,
+    settled_noise,
+)
+from krylov_descent.algorithms.subspace import Subspace
 from krylov_descent.cuda.graphs.aliased_network import Aliased
 from krylov_descent.cuda.graphs.capture import Recording
 from krylov_descent.cuda.graphs.host_transfer import Arriving, OnTheWay, placed
 from krylov_descent.cuda.graphs.parallel_branches import begin, side_by_side
+from krylov_descent.cuda.graphs.recorder import EVALUATION, NOISE, STEP, Recorder
 from krylov_descent.cuda.graphs.search_mailbox import SearchMailbox, write
-from krylov_descent.cuda.graphs.side_stream import beside_what_follows
 from krylov_descent.cuda.triton.entry import under_way
 from krylov_descent.cuda.triton.transfers import brought, fetched
-from krylov_descent.objective.batches import Batch, Samples
+from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.layers.layer_gradients import losses_and_reach
 from krylov_descent.objective.network import Network
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.parameters import FlatParameters
+from krylov_descent.objective.search_objective import Search, SearchObjective, Taken
+from krylov_descent.runtime.engine import Launched
 
-# Names of recordings.
-EVALUATION, NOISE, STEP = "evaluation", "noise", "step"
+
+def launch_search(engine: Recorder, work: Search) -> Launched[SearchObjective]:
+    """The search, with f_C(θ) launched behind the basis, where that is in the engine's slots."""
+    if engine.basis_slots is None:  # the basis is still to be made when the search is asked for
+        return Launched(lambda: _launched(engine, work))
+    return Launched.done(_launched(engine, work))
 
 
-def launched_objective(
-    objective: Objective,
-    samples: Samples,
-    theta: Tensor,
-    slots: Tensor,
-    previous: Callable[[], Tensor],
-    since: torch.cuda.Event | None = None,
-) -> "RecordedObjective | None":
-    """f_C, whose evaluation at θ is under way; None where it cannot be recorded.
-
-    Args:
-        objective: f.
-        samples: the set C.
-        theta: θ [n].
-        slots: V as rows [K + m, n], which the GPU may be busy with still.
-        previous: the last step [n], zeros where there is none.
-        since: a moment of this step after which nothing was written to C, θ and the parameters:
-            they are copied without waiting for what followed. None for now.
-    """
-    batch, recordings = objective.single_batch(samples), objective.recordings
-    if batch is None:
-        return None
-    with beside_what_follows(since, theta.device):
-        found = objective.network.loss.normaliser(batch.targets, batch.size)
-        normaliser = placed(found, theta.device)
-        arriving, step_before = OnTheWay(normaliser), previous()
-    given = (theta, normaliser, step_before)
+def _launched(engine: Recorder, work: Search) -> SearchObjective:
+    slots, objective = engine.basis_slots, work.objective
+    batch = None if slots is None else objective.single_batch(work.samples)
+    if slots is None or batch is None:
+        return work.run()
+    device = objective.parameters.device
+    batch = batch.to(device)
+    normaliser = placed(objective.network.loss.normaliser(batch.targets, batch.size), device)
+    theta = objective.parameters.copy()
 
     def mailbox(*_: Any) -> SearchMailbox:
         return SearchMailbox(len(slots), slots)
 
-    evaluation = recordings.load(
+    evaluation = engine.graphs.load(
         EVALUATION,
         partial(_evaluate, slots),
         batch,
-        *given,
+        *(theta, normaliser, work.previous()),
         fixed=(slots,),
         held=mailbox,
-        since=since,
     )
     if evaluation is None:
-        return None
-    errors = partial(_error_sums_at_points, objective)
-    noise = recordings.beside(evaluation, NOISE, errors, held=_sums_on_host)
+        return work.run()
+    apart = _may_be_side_by_side(engine, batch)
+    errors = partial(_error_sums_at_points, objective, apart)
+    noise = engine.graphs.beside(evaluation, NOISE, errors, held=_sums_on_host)
     taking, to_take = partial(_take, slots), partial(_numbers_to_take, slots)
-    step = recordings.beside(evaluation, STEP, taking, fixed=(slots,), held=to_take)
-    return RecordedObjective(
-        objective, evaluation, noise, step, samples=batch.size, normaliser=arriving
+    step = engine.graphs.beside(evaluation, STEP, taking, fixed=(slots,), held=to_take)
+    found = RecordedSearch(
+        engine, work, theta, batch.size, OnTheWay(normaliser), evaluation, noise, step
     )
+    engine.open_search = found
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A step d, by which the parameters were moved.
-
-    Attributes:
-        pieces: of d, new tensors like the parameters.
-        norm: ‖d‖, which may be on its way.
-    """
-
-    pieces: list[Tensor]
-    norm: Arriving
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Evaluation:
-    """An evaluation that was launched.
-
-    Attributes:
-        coefficients: c of its point θ + Vc [r].
-        numbers: value and Vᵀ∇f [1 + K + m]; overwritten by the next evaluation.
-    """
-
-    coefficients: Vector
-    numbers: Arriving
-
-    def read(self) -> tuple[float, Vector]:
-        """Value and Vᵀ∇f [K + m]; waits for them."""
-        numbers = self.numbers.tensor().numpy()
-        return float(numbers[0]), numbers[1:]
-
-
-class RecordedObjective:
+class RecordedSearch(SearchObjective):
     """f_C in coefficients of the rows of a basis, around θ; the evaluation at θ is launched.
 
-    Evaluating may write the point into the module's parameters, and leaves it there. What is
-    launched and never asked for does so, too, before all that is launched later. It also writes to
-    pinned memory of the recordings: read the last evaluation, or call `Recordings.finish`, before
-    they can be let go.
+    What is launched and never asked for writes to the parameters, too, before all that is launched
+    later, and to pinned memory of the recordings. The engine waits for it at the end of a step
+    that is not taken.
 
     Args:
-        objective: f.
+        engine: that launched it.
+        work: the search as it was asked for.
+        theta: θ [n].
+        samples: |C|.
+        normaliser: what the sum of their losses is divided by, on its way.
         evaluation: its recording, loaded with C, θ and the previous step.
         noise: the recording of what noise is told from; None where that is not possible.
         step: the recording of a step, likewise.
-        samples: |C|.
-        normaliser: what the sum of their losses is divided by.
-
-    Attributes:
-        samples: |C|.
-        noise: `error_sums` of the losses at `noise_steps` along the previous step; None where not
-            recorded.
     """
 
     def __init__(
         self,
-        objective: Objective,
+        engine: Recorder,
+        work: Search,
+        theta: Tensor,
+        samples: int,
+        normaliser: OnTheWay,
         evaluation: Recording,
         noise: Recording | None,
         step: Recording | None,
-        *,
-        samples: int,
-        normaliser: OnTheWay,
     ) -> None:
-        self.samples, self._arriving = samples, normaliser
+        super().__init__(work.objective, work.samples, work.previous, theta)
+        self._engine = engine
+        self._counted, self._arriving = samples, normaliser
         self._evaluation, self._step = evaluation, step
-        self._device = objective.parameters.device
+        self._device = theta.device
         self._mailbox: SearchMailbox = evaluation.result
-        self._at_theta = self._newest = self._launch(np.zeros(0))
-        self.noise = None if noise is None else Arriving(noise(), self._device)
+        self._at_theta = self._launch(np.zeros(0))
+        self._noise = None if noise is None else Arriving(noise(), self._device)
         # Made ready for later, while the GPU is busy.
-        self._pieces = [] if step is None else objective.parameters.empty_pieces()
+        self._pieces = [] if step is None else work.objective.parameters.empty_pieces()
+        self._recorded = True
 
-    @cached_property
-    def normaliser(self) -> float:
-        """What the sum of the losses is divided by, which is waited for."""
-        return float(self._arriving.read())
+    def over(self, subspace: Subspace, coordinates: Coordinates) -> SearchObjective:
+        super().over(subspace, coordinates)
+        self._normaliser = float(self._arriving.read())
+        self.samples = self._counted
+        self._recorded = bool(self._normaliser)  # without it the plain walk says what is wrong
+        return self
 
-    def __call__(self, coefficients: Vector) -> tuple[float, Vector]:
-        """Value and Vᵀ∇f [K + m] at θ + Vc; overwritten by the next evaluation.
+    def start(self) -> tuple[float, Vector]:
+        if not self._recorded:
+            return super().start()
+        self._coordinates.find()  # while the GPU is busy with what was launched behind the basis
+        value, projected = _read(self._at_theta)
+        self.samples_seen += self.samples
+        # Of all rows as they were made, before any were left out.
+        return value, self._coordinates.from_gradient(projected[self._subspace.kept])
 
-        If c is that of the newest evaluation, nothing is launched, and that one is waited for.
+    def __call__(self, a: Vector) -> tuple[float, Vector]:
+        if not self._recorded:
+            return super().__call__(a)
+        value, projected = _read(self._launch(self._coordinates.to_basis(a)))
+        self.samples_seen += self.samples
+        return value, self._coordinates.from_gradient(projected[: self._subspace.rank])
 
-        Args:
-            coefficients: c [r] of the first r rows; not written to from now on.
-        """
-        if not np.array_equal(self._newest.coefficients, coefficients):
-            self.launch_ahead(coefficients)
-        return self._newest.read()
-
-    def at_theta(self) -> tuple[float, Vector]:
-        """The same at θ; of all rows as they were made, before any were left out.
-
-        Ask before anything else is launched: there is one place for the numbers.
-        """
-        assert self._newest is self._at_theta, "the numbers at θ may be overwritten"
-        return self._at_theta.read()
-
-    def launch_ahead(self, coefficients: Vector) -> None:
-        """Launch the evaluation at θ + Vc, which will probably be asked for next.
-
-        Args:
-            coefficients: c [r] of the first r rows; not written to from now on.
-        """
-        self._newest = self._launch(coefficients)
-
-    def take(self, coefficients: Vector) -> Taken | None:
-        """Write θ + Vc into the parameters, c [r] of the first r rows; None where not recorded.
-
-        Once: the pieces are those that were made ready.
-        """
-        if self._step is None:
-            return None
-        write(coefficients, self._step.result[0].numpy())
+    def take(self, a: Vector) -> Taken:
+        if self._step is None or not self._recorded:
+            return super().take(a)
+        write(self._coordinates.to_basis(a), self._step.result[0].numpy())
         _, norm, pieces = self._step()
-        norm_arriving = Arriving(norm, self._device)
+        arriving = Arriving(norm, self._device)
         torch._foreach_copy_(self._pieces, pieces)
-        return Taken(self._pieces, norm_arriving)
+        self._engine.open_search = None
+        return Taken(self._pieces, float(arriving.read()))
 
-    def _launch(self, coefficients: Vector) -> _Evaluation:
-        # One that nobody asked for may still be under way, and read some of these coefficients.
-        # Its numbers are overwritten by this one's, which follows it on the stream.
+    def take_step(self, step: Tensor) -> Taken:
+        self._engine.open_search = None
+        return super().take_step(step)
+
+    def _noise_along_previous(self, epsilon: float, limit: float) -> float:
+        if self._noise is None or not self._recorded:
+            return super()._noise_along_previous(epsilon, limit)
+        self.samples_seen += NOISE_POINTS * self.samples
+        recorded = noise_from(self._noise.tensor()) / self._normaliser
+
+        def along(part: float) -> float:
+            return recorded if part == 1 else self._noise_along(self._previous(), part, epsilon)
+
+        return settled_noise(along, limit)
+
+    def _launch(self, coefficients: Vector) -> Arriving:
+        """The numbers of an evaluation at θ + Vc, which the next evaluation overwrites.
+
+        One that nobody asked for may still be under way, and read some of these coefficients. Its
+        numbers are overwritten by this one's, which follows it on the stream.
+
+        Args:
+            coefficients: c [r] of the first r rows.
+        """
         self._mailbox.send(coefficients)
         self._evaluation()
-        return _Evaluation(coefficients, Arriving(self._mailbox.numbers, self._device))
+        return Arriving(self._mailbox.numbers, self._device)
+
+
+def _read(numbers: Arriving) -> tuple[float, Vector]:
+    """Value and Vᵀ∇f [K + m] of an evaluation; waits for them."""
+    found = numbers.tensor().numpy()
+    return float(found[0]), found[1:]
 
 
 def _evaluate(
@@ -250,6 +229,7 @@ def _mean(losses: Tensor, normaliser: Tensor, parameters: FlatParameters) -> Ten
 
 def _error_sums_at_points(
     objective: Objective,
+    apart: bool,
     network: Aliased,
     batch: Batch,
     theta: Tensor,
@@ -267,7 +247,6 @@ def _error_sums_at_points(
         return network.at(point).sample_losses(batch, eager=True).detach().double()
 
     jobs = [partial(losses_at, part) for part in noise_steps(objective.findings.epsilon)]
-    apart = _may_be_side_by_side(objective, batch)
     with objective.value_mode():
         losses = side_by_side(jobs) if apart else [job() for job in jobs]
     brought(error_sums(torch.stack(losses)), held)
@@ -305,13 +284,14 @@ def _on_host(count: int, dtype: torch.dtype, network: Network) -> Tensor:
     return torch.zeros(count, dtype=dtype, pin_memory=pinned)
 
 
-def _may_be_side_by_side(objective: Objective, batch: Batch) -> bool:
+def _may_be_side_by_side(engine: Recorder, batch: Batch) -> bool:
     """Whether the forward passes for the noise fit side by side, and write to nothing shared.
 
     What one writes to a tensor that is no buffer, and reads again, is not seen. Then the noise
     may be wrong, and nothing else.
     """
+    objective = engine.objective
     modules = (objective.network.eager, objective.network.loss.module)
     shared = any(True for m in modules if isinstance(m, nn.Module) for _ in m.buffers())
     graphs = objective.findings.forward_differentiates
-    return not (shared or graphs) and objective.may_record(batch, times=NOISE_POINTS)
+    return not (shared or graphs) and engine.fits(batch, times=NOISE_POINTS)

@@ -12,7 +12,7 @@ the Fisher diagonal.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.graphs.host_transfer import placed
 from krylov_descent.cuda.graphs.parallel_branches import side_by_side
 from krylov_descent.curvature.double_backward import floating
 from krylov_descent.curvature.preconditioners.kronecker_block import Block
@@ -35,14 +34,10 @@ from krylov_descent.curvature.preconditioners.output_root import Form, form_of
 from krylov_descent.objective.batches import Batch, InMemory, Samples, as_samples
 from krylov_descent.objective.contract_probe import Findings
 from krylov_descent.objective.evaluation import Evaluation
-from krylov_descent.objective.network import Network
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.parameters import FlatParameters
 from krylov_descent.runtime.precision import forward_precision
 from krylov_descent.runtime.validation import check_whole
-
-# Numbers in the factors of all layers. A recording holds on to what they are made of, too.
-LARGEST_RECORDED = 1 << 25
 
 
 class KroneckerFactors:
@@ -83,6 +78,11 @@ class KroneckerFactors:
         return f"KroneckerFactors({self.epsilon:g}, after={self.after})"
 
     @property
+    def squares(self) -> Tensor | None:
+        """Mean squared gradients on A [n], until the factors are made; None if not needed."""
+        return self._squares
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The diagonal and all factors."""
         return self._diagonal, *(t for block in self._blocks for t in block.tensors)
@@ -95,7 +95,7 @@ class KroneckerFactors:
             return objective.value_and_gradient(samples)
         found = objective.value_gradient_and_squares(samples)
         self._squares = found.squares
-        return replace(found, squares=found.squares.new_empty(0))
+        return found.without_squares()
 
     def _needs_squares(self, objective: Objective, samples: Samples) -> bool:
         """Whether some parameter has no factors, as far as that is known before the walk over A.
@@ -106,7 +106,7 @@ class KroneckerFactors:
         with objective.ranks.own_work():
             if isinstance(samples, InMemory) and samples.batch.size:
                 objective.probe(samples.batch)
-                covered = _covered(self._trusted_places(objective))
+                covered = _covered(self.trusted_places(objective))
                 without = float(len(covered) < len(objective.parameters.tensors))
             elif isinstance(samples, InMemory):  # a rank without samples has no say
                 without = 0.0
@@ -115,59 +115,24 @@ class KroneckerFactors:
     def learn(self, objective: Objective, batches: Sequence[Batch]) -> None:
         """The factors, from this rank's samples of B."""
         self._parameters = objective.parameters
-        if not self._replay(objective, batches):
-            self._learn_from(objective, batches)
+        objective.engine.launch(FactorsOfBatches(self, objective, batches)).result()
         self._squares = None
 
     def check(self, objective: Objective, batches: Sequence[Batch]) -> None:
         """Refuse a loss whose curvature has no root in closed form."""
         with objective.ranks.own_work():
             for batch in batches[:1]:
-                self._form_in_outputs(objective, batch)
+                self.form_in_outputs(objective, batch)
 
-    def _replay(self, objective: Objective, batches: Sequence[Batch]) -> bool:
-        """All of it as one CUDA graph; False where that is not possible."""
-        recordings = objective.recordings
-        if not recordings.possible or objective.ranks.together or len(batches) != 1:
-            return False
-        (batch,) = batches
-        if not objective.may_record(batch):
-            return False
-        form, places = self._form_in_outputs(objective, batch), self._trusted_places(objective)
-        if sum(place.numbers for place in places) > LARGEST_RECORDED:
-            return False
-        self._make_room(places, objective.parameters)
-
-        def make(network: Network, batch: Batch, normaliser: Tensor, *squares: Tensor) -> None:
-            moments, left_out = sums_of(network, batch, places, form)
-            without = left_out & {place.name for place in places}
-            if without:
-                raise RuntimeError(f"the weight of {without.pop()!r} is used outside of its layer")
-            sums = moments.split([place.numbers for place in places])
-            self._make(sums, normaliser, network.parameters, *squares)
-
-        normaliser = objective.network.loss.normaliser(batch.targets, batch.size)
-        recording = recordings.load(
-            f"factors, {form}",  # which may be known later than the rest
-            make,
-            batch,
-            placed(normaliser, self._diagonal.device).to(self._diagonal.dtype),
-            *([] if self._squares is None else [self._squares]),
-            fixed=self.tensors,
-        )
-        if recording is None:
-            return False
-        recording()
-        return recordings.hold(batch)
-
-    def _learn_from(self, objective: Objective, batches: Sequence[Batch]) -> None:
+    def learn_from(self, objective: Objective, batches: Sequence[Batch]) -> None:
+        """The factors, batch by batch and summed over ranks."""
         parameters, ranks = objective.parameters, objective.ranks
         places = linear_places(objective.network)
         total = parameters.tensors[0].new_zeros(sum(place.numbers for place in places))
         normaliser, distrusted, left_out = 0.0, [0.0] * len(places), set[str]()
         with ranks.own_work():
             for batch in batches:
-                form = self._form_in_outputs(objective, batch)
+                form = self.form_in_outputs(objective, batch)
                 found = sums_of(objective.network, batch, places, form)
                 total += found.moments
                 left_out |= found.left_out
@@ -180,14 +145,14 @@ class KroneckerFactors:
         normaliser, *distrusted = ranks.sum_numbers(numbers).tolist()
         sums = ranks.sum_vector(total).split([p.numbers for p in places])
         kept = [i for i, count in enumerate(distrusted) if not count]
-        self._make_room([places[i] for i in kept], parameters)
+        self.make_room([places[i] for i in kept], parameters)
         without = len(_covered([places[i] for i in kept])) < len(parameters.tensors)
         if without and self._squares is None:
             # A layer that the probe trusted is used elsewhere in the graph of B.
             pairs = [(batch.inputs, batch.targets) for batch in batches]
             self._squares = objective.value_gradient_and_squares(pairs).squares
         own = [sums[i] for i in kept]
-        self._make(own, total.new_tensor(normaliser), parameters, self._squares)
+        self.make(own, total.new_tensor(normaliser), parameters, self._squares)
 
     def solve(self, vector: Tensor) -> Tensor:
         """G⁻¹VA⁻¹ of each layer, the rest divided by the diagonal."""
@@ -210,7 +175,7 @@ class KroneckerFactors:
 
     # From samples to factors ------------------------------------------------------------------
 
-    def _form_in_outputs(self, objective: Objective, batch: Batch) -> Form:
+    def form_in_outputs(self, objective: Objective, batch: Batch) -> Form:
         """Of the loss's curvature in the outputs; asked until it is seen, and then once a model."""
         if self._form is None or self._form[0] is not objective.findings:
             outputs = objective.network.outputs(batch, eager=True)
@@ -221,13 +186,13 @@ class KroneckerFactors:
             self._form = objective.findings, found
         return self._form[1]
 
-    def _trusted_places(self, objective: Objective) -> list[LinearPlace]:
+    def trusted_places(self, objective: Objective) -> list[LinearPlace]:
         """The layers that have factors; looked for once a model."""
         if self._places is None or self._places[0] is not objective.findings:
             self._places = objective.findings, trusted_places(objective.network)
         return self._places[1]
 
-    def _make_room(self, places: list[LinearPlace], parameters: FlatParameters) -> None:
+    def make_room(self, places: list[LinearPlace], parameters: FlatParameters) -> None:
         """For D, where there is none of this kind: recorded kernels look for it where it was."""
         like = parameters.tensors[0]
         kind = parameters.numel, like.dtype, like.device
@@ -236,7 +201,7 @@ class KroneckerFactors:
         if [block.place for block in self._blocks if block.is_like(like)] != places:
             self._blocks = [Block.empty(place, like) for place in places]
 
-    def _make(
+    def make(
         self,
         sums: Sequence[Tensor],
         normaliser: Tensor,
@@ -299,6 +264,19 @@ class KroneckerFactors:
         parameters.add_decay_constant(squares)
         rest = [i for i, piece in enumerate(pieces) if i not in covered and piece.numel()]
         return [pieces[i].max() for i in rest]
+
+
+@dataclass(frozen=True, slots=True)
+class FactorsOfBatches:
+    """The work of making Kronecker factors of this rank's batches of B."""
+
+    factors: KroneckerFactors
+    objective: Objective
+    batches: Sequence[Batch]
+
+    def run(self) -> None:
+        """Make them, batch by batch."""
+        self.factors.learn_from(self.objective, self.batches)
 
 
 def _covered(places: list[LinearPlace]) -> set[int]:

@@ -11,20 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from krylov_descent.algorithms.metric import Diagonal, Entrywise, Metric
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.evaluation import Evaluation
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.parameters import FlatParameters
-
-
-class Metric(Protocol):
-    """A symmetric positive definite matrix D."""
-
-    def solve(self, vector: Tensor) -> Tensor:
-        """D⁻¹ vector as a new vector [n]."""
-
-    def multiply(self, vector: Tensor) -> Tensor:
-        """D vector as a new vector [n], the inverse of `solve` to rounding."""
 
 
 @runtime_checkable
@@ -45,25 +36,22 @@ class Preconditioner(Metric, Protocol):
 
 
 @runtime_checkable
-class Entrywise(Metric, Protocol):
-    """A diagonal one, which acts on each entry by itself, and so on a part of a vector."""
-
-    def part(self, part: slice) -> "Entrywise":
-        """D for this part of vectors."""
-
-
-@runtime_checkable
 class EntrywisePreconditioner(Preconditioner, Entrywise, Protocol):
     """A preconditioner that acts on each entry by itself."""
 
 
 @runtime_checkable
 class InPlace(Preconditioner, Protocol):
-    """One that divides and multiplies by kernels alone, which a GPU records with the basis."""
+    """One whose tensors stay where they are, and that reads no number of them on the host."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What `solve` and `multiply` read: the same at every step, updated in place."""
+
+
+@runtime_checkable
+class EntrywiseInPlace(InPlace, Entrywise, Protocol):
+    """One that also acts on each entry by itself."""
 
 
 @runtime_checkable
@@ -72,25 +60,6 @@ class FromCurvatureSet(Preconditioner, Protocol):
 
     def learn(self, objective: Objective, batches: Sequence[Batch]) -> None:
         """Make D, given this rank's samples of B on the device of the parameters."""
-
-
-class Diagonal:
-    """D as its diagonal [n]."""
-
-    def __init__(self, diagonal: Tensor) -> None:
-        self.diagonal = diagonal
-
-    def solve(self, vector: Tensor) -> Tensor:
-        """The vector divided by D, entry by entry."""
-        return vector / self.diagonal
-
-    def multiply(self, vector: Tensor) -> Tensor:
-        """The vector times D, entry by entry."""
-        return vector * self.diagonal
-
-    def part(self, part: slice) -> Entrywise:
-        """That part of the diagonal."""
-        return Diagonal(self.diagonal[part])
 
 
 class FisherDiagonal(Diagonal):

@@ -7,7 +7,6 @@ way, and each layer could mend that alone. The factors know nothing of other lay
 all of them do it.
 """
 
-from krylov_descent.cuda.graphs.record_search import EVALUATION, NOISE, STEP
 from krylov_descent.curvature.preconditioners.kronecker import KroneckerFactors
 from krylov_descent.curvature.preconditioners.preconditioner import (
     FisherDiagonal,
@@ -16,7 +15,6 @@ from krylov_descent.curvature.preconditioners.preconditioner import (
     Preconditioner,
 )
 from krylov_descent.curvature.products import CurvatureProduct
-from krylov_descent.objective.objective import Objective
 
 # Of ε: a floor under the entries of a diagonal is felt by few of them, damping by all.
 KRONECKER_DAMPING = 0.1
@@ -24,7 +22,7 @@ KRONECKER_DAMPING = 0.1
 OWN = (FisherDiagonal, Identity, KroneckerFactors)
 
 
-class Stages:
+class PreconditionerSchedule:
     """The preconditioners of a training, one after another.
 
     Args:
@@ -41,11 +39,6 @@ class Stages:
         self._epsilon = epsilon
 
     @property
-    def lasting(self) -> bool:
-        """Whether the D of this step is that of all that follow."""
-        return self.current is self.last
-
-    @property
     def can_be_made_again(self) -> bool:
         """Whether D is made of one step's samples alone, so that a step may make it twice."""
         return type(self.current) in OWN
@@ -60,23 +53,22 @@ class Stages:
         """The preconditioner, where it is the user's, and may go on from one step to the next."""
         return [] if type(self.last) in OWN else [self.last]
 
-    def begin(self, steps: int, objective: Objective) -> None:
-        """The step that follows so many begins: choose its D, and let go of the one before."""
+    def begin(self, steps: int) -> bool:
+        """Choose D for the step that follows so many; whether it is another than before."""
         first = isinstance(self.last, KroneckerFactors) and steps < self.last.after
-        if first != self.lasting:
-            return
-        # With another D the basis is recorded anew, and the gradient without squares.
-        objective.recordings.release(but=(EVALUATION, NOISE, STEP))
+        if first == (self.current is not self.last):
+            return False
         self.current = FisherDiagonal(self._epsilon) if first else self.last
+        return True
 
-    def learn(self, objective: Objective, product: CurvatureProduct) -> int:
+    def learn(self, product: CurvatureProduct) -> int:
         """Complete D with the samples of B; how many of them it took the gradient of."""
         if isinstance(self.current, FromCurvatureSet):
-            self.current.learn(objective, product.batches)
+            self.current.learn(product.objective, product.batches)
             return product.samples
         if isinstance(self.last, KroneckerFactors):
             # Its time will come: what it cannot work with is told at the first step.
-            self.last.check(objective, product.batches)
+            self.last.check(product.objective, product.batches)
         return 0
 
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.algorithms.subspace import Coordinates, Subspace, krylov_basis
+from krylov_descent.algorithms.coordinates import Coordinates
+from krylov_descent.algorithms.subspace import Subspace, krylov_basis
 from krylov_descent.curvature.preconditioners.preconditioner import Identity
 from krylov_descent.curvature.products import Curvature
 from krylov_descent.objective.batches import as_samples

@@ -1,0 +1,67 @@
+"""An engine that records the work of a step once and replays it.
+
+`RecordingEngine` works with anything that records a function; `CudaEngine` records CUDA graphs.
+How each piece of work is recorded is in `graphs`, one file each. What cannot be recorded runs as
+it is.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from krylov_descent.cuda.graphs.capture import capture_graph
+from krylov_descent.cuda.graphs.record_basis import launch_basis
+from krylov_descent.cuda.graphs.record_factors import launch_factors
+from krylov_descent.cuda.graphs.record_gradient import launch_gradient, launch_mini_batch
+from krylov_descent.cuda.graphs.record_product import launch_linearization
+from krylov_descent.cuda.graphs.record_search import launch_search
+from krylov_descent.cuda.graphs.recorder import Recorder
+from krylov_descent.curvature.krylov_basis import KrylovBasis
+from krylov_descent.curvature.preconditioners.kronecker import FactorsOfBatches
+from krylov_descent.curvature.products import Linearization
+from krylov_descent.objective.mini_batch import MiniBatch
+from krylov_descent.objective.objective import MeanGradient, MeanSquares, Objective
+from krylov_descent.objective.search_objective import Search
+from krylov_descent.runtime.engine import Launched, Result, Work
+
+LAUNCHERS: dict[type, Callable[[Any, Any], Launched[Any]]] = {
+    MeanGradient: launch_gradient,
+    MeanSquares: launch_gradient,
+    MiniBatch: launch_mini_batch,
+    Linearization: launch_linearization,
+    FactorsOfBatches: launch_factors,
+    KrylovBasis: launch_basis,
+    Search: launch_search,
+}
+
+
+class RecordingEngine(Recorder):
+    """Records work and replays it.
+
+    Args:
+        objective: whose work it runs.
+        capture: records a function.
+    """
+
+    def launch(self, work: Work[Result]) -> Launched[Result]:
+        launcher = LAUNCHERS.get(type(work)) if self.possible else None
+        return super().launch(work) if launcher is None else launcher(self, work)
+
+
+class CudaEngine(RecordingEngine):
+    """Records CUDA graphs.
+
+    Args:
+        objective: whose work it runs.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__(objective, capture_graph)
+
+    @property
+    def possible(self) -> bool:
+        return super().possible and self.objective.parameters.device.type == "cuda"
+
+    def finish(self) -> None:
+        torch.cuda.current_stream(self.objective.parameters.device).synchronize()

@@ -1,0 +1,111 @@
+"""Kronecker factors as one recording, and products with them as one launch each."""
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from krylov_descent.cuda.graphs.capture import Capture, is_foreign
+from krylov_descent.cuda.graphs.host_transfer import placed
+from krylov_descent.cuda.graphs.parallel_branches import side_by_side
+from krylov_descent.cuda.graphs.recorder import Recorder
+from krylov_descent.cuda.triton.entry import under_way
+from krylov_descent.curvature.preconditioners.kronecker import FactorsOfBatches
+from krylov_descent.curvature.preconditioners.layer_moments import sums_of
+from krylov_descent.curvature.preconditioners.preconditioner import InPlace
+from krylov_descent.objective.batches import Batch
+from krylov_descent.objective.network import Network
+from krylov_descent.runtime.engine import Launched
+
+# Numbers in the factors of all layers. A recording holds on to what they are made of, too.
+LARGEST_FACTORS = 1 << 25
+
+
+def launch_factors(engine: Recorder, work: FactorsOfBatches) -> Launched[None]:
+    """The factors of a single batch by one launch."""
+    return Launched.done(None) if _replayed(engine, work) else Launched(work.run)
+
+
+def _replayed(engine: Recorder, work: FactorsOfBatches) -> bool:
+    factors, objective = work.factors, work.objective
+    if objective.ranks.together or len(work.batches) != 1 or not engine.fits(work.batches[0]):
+        return False
+    (batch,) = work.batches
+    form, places = factors.form_in_outputs(objective, batch), factors.trusted_places(objective)
+    if sum(place.numbers for place in places) > LARGEST_FACTORS:
+        return False
+    factors.make_room(places, objective.parameters)
+
+    def make(network: Network, batch: Batch, normaliser: Tensor, *squares: Tensor) -> None:
+        moments, left_out = sums_of(network, batch, places, form)
+        without = left_out & {place.name for place in places}
+        if without:
+            raise RuntimeError(f"the weight of {without.pop()!r} is used outside of its layer")
+        sums = moments.split([place.numbers for place in places])
+        factors.make(sums, normaliser, network.parameters, *squares)
+
+    like = objective.parameters.tensors[0]
+    normaliser = objective.network.loss.normaliser(batch.targets, batch.size)
+    recording = engine.graphs.load(
+        f"factors, {form}",  # which may be known later than the rest
+        make,
+        batch,
+        placed(normaliser, like.device).to(like.dtype),
+        *([] if factors.squares is None else [factors.squares]),
+        fixed=factors.tensors,
+    )
+    if recording is None:
+        return False
+    recording()
+    return engine.are_fresh(batch)
+
+
+class RecordedMetric:
+    """D by recordings of its two products, whose results the next ones overwrite.
+
+    Three recordings: what all products with D have in common, replayed once per step, and the two
+    products, which read it.
+
+    Args:
+        preconditioner: D, whose tensors stay where they are.
+        like: a vector [n].
+        capture: records.
+        network: the model.
+    """
+
+    def __init__(
+        self, preconditioner: InPlace, like: Tensor, capture: Capture, network: Network
+    ) -> None:
+        def prepare() -> None:
+            products = under_way()
+            if products is not None:
+                side_by_side(products.prepare(preconditioner.tensors))
+
+        self._vector = like.clone()
+        self._common = capture(network, prepare, rehearsal=prepare)
+        self._common.graph.replay()
+        of_vector: Any = partial(
+            capture, network, after=self._common, foreign=is_foreign(preconditioner)
+        )
+        solve = partial(preconditioner.solve, self._vector)
+        multiply = partial(preconditioner.multiply, self._vector)
+        self._solve = of_vector(solve, rehearsal=solve)
+        self._multiply = of_vector(multiply, rehearsal=multiply)
+
+    def load(self) -> None:
+        """Take up D as it is."""
+        self._common.graph.replay()
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """D⁻¹ vector [n]; overwritten by the next call."""
+        return self._replayed(self._solve, vector)
+
+    def multiply(self, vector: Tensor) -> Tensor:
+        """D vector [n]; overwritten by the next call."""
+        return self._replayed(self._multiply, vector)
+
+    def _replayed(self, recorded: Any, vector: Tensor) -> Tensor:
+        self._vector.copy_(vector)
+        recorded.graph.replay()
+        result: Tensor = recorded.result
+        return result

@@ -1,0 +1,129 @@
+"""The Krylov basis of a step: Algorithm 2 with the curvature on B and the preconditioner D."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from krylov_descent.algorithms.basis_storage import Placement, Replicated, Sharded, Storage
+from krylov_descent.algorithms.metric import Metric
+from krylov_descent.algorithms.subspace import Subspace, krylov_basis
+from krylov_descent.curvature.preconditioners.preconditioner import (
+    EntrywisePreconditioner,
+    Preconditioner,
+)
+from krylov_descent.curvature.products import Curvature, CurvatureProduct
+from krylov_descent.objective.batches import Samples
+from krylov_descent.objective.objective import Objective
+
+BasisKind = Literal["replicated", "sharded"]
+
+
+@dataclass(frozen=True, slots=True)
+class BasisLayout:
+    """How the basis is kept.
+
+    Attributes:
+        kind: whole on every rank, or in slices.
+        storage: in which dtype, and where.
+    """
+
+    kind: BasisKind
+    storage: Storage
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(BasisKind):
+            raise ValueError(
+                f"`basis` must be one of {', '.join(map(repr, get_args(BasisKind)))}, "
+                f"found {self.kind!r}"
+            )
+
+    def check(self, preconditioner: Preconditioner) -> None:
+        """Refuse one that a basis in slices cannot be made with."""
+        if self.kind == "sharded" and not isinstance(preconditioner, EntrywisePreconditioner):
+            raise ValueError(
+                "`basis='sharded'` needs a preconditioner that acts entry by entry, with a method "
+                f"part(slice), which {type(preconditioner).__name__} has not: "
+                "use 'fisher-diagonal' or 'identity', or basis='replicated'"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The basis of a step, and what it took.
+
+    Attributes:
+        subspace: V, and the projected curvature.
+        samples: |B|, on all ranks together.
+        graphs_kept: whether the graphs of all of B were kept for the products.
+        samples_for_metric: how many samples of B the preconditioner took the gradient of.
+    """
+
+    subspace: Subspace
+    samples: int
+    graphs_kept: bool
+    samples_for_metric: int
+
+
+@dataclass(frozen=True, slots=True)
+class KrylovBasis:
+    """The work of making the basis of a step.
+
+    Attributes:
+        objective: f.
+        curvature: H.
+        samples: the set B.
+        preconditioner: D.
+        learn: completes D with the samples of the product; how many of them it took the gradient
+            of.
+        gradient: g [n], finite and not zero.
+        previous_steps: m vectors [n], which join as the last directions. Emptied.
+        most_previous: how many of them there will be in later steps.
+        dimension: K.
+        usual: whether K is that of most steps.
+        lasting: whether D is that of the steps to come.
+        layout: how the basis is kept.
+    """
+
+    objective: Objective
+    curvature: Curvature
+    samples: Samples
+    preconditioner: Preconditioner
+    learn: Callable[[CurvatureProduct], int]
+    gradient: Tensor
+    previous_steps: list[Tensor]
+    most_previous: int
+    dimension: int
+    usual: bool
+    lasting: bool
+    layout: BasisLayout
+
+    def prepare(self) -> tuple[CurvatureProduct, int]:
+        """The product over B, and how many samples D took the gradient of."""
+        product = self.curvature.at(self.objective, self.samples)
+        return product, self.learn(product)
+
+    def run(self) -> Basis:
+        """Algorithm 2."""
+        return self.build(*self.prepare())
+
+    def build(self, product: CurvatureProduct, learnt: int) -> Basis:
+        """Algorithm 2 with what `prepare` gave."""
+        ranks, size = self.objective.ranks, self.gradient.numel()
+        metric: Metric = self.preconditioner
+        placement: Placement = Replicated(ranks, size)
+        if self.layout.kind == "sharded":
+            placement = sharded = Sharded(ranks, size)
+            assert isinstance(self.preconditioner, EntrywisePreconditioner)
+            metric = self.preconditioner.part(sharded.part)
+        subspace = krylov_basis(
+            product.part,
+            metric,
+            self.gradient,
+            self.previous_steps,
+            self.dimension,
+            placement=placement,
+            storage=self.layout.storage,
+        )
+        return Basis(subspace, product.samples, product.kept, learnt)

@@ -1,0 +1,234 @@
+"""The pieces of one iteration of Algorithm 3, and the account of what it costs."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from krylov_descent.algorithms.bfgs import BFGSResult, minimize_bfgs
+from krylov_descent.algorithms.coordinates import Coordinates, subspace_is_known
+from krylov_descent.algorithms.subspace import Subspace
+from krylov_descent.curvature.krylov_basis import Basis, KrylovBasis
+from krylov_descent.objective.batches import Nothing, Samples
+from krylov_descent.objective.evaluation import Evaluation
+from krylov_descent.objective.loss_scale import has_squares, length
+from krylov_descent.objective.objective import Objective
+from krylov_descent.objective.search_objective import Search, SearchObjective
+from krylov_descent.optimizers.account import MOST_FITS, Account
+from krylov_descent.optimizers.ksd.ksd_state import KSDState
+from krylov_descent.optimizers.ksd.step_sets import StepSets
+from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
+from krylov_descent.runtime.engine import Launched
+
+# The paper floors H̄ at ε of its largest eigenvalue, as it does D. Late in training the directions
+# that still matter have less curvature than that, and the search must find out what the floor hid:
+# 15 evaluations where 6 do. Where the Hessian's are negative, the floor alone says how far to go.
+SEMIDEFINITE_FLOOR = 0.01
+OUT_OF_RANGE = (
+    "the gradient's length in the preconditioner, gᵀD⁻¹g, is infinite or zero in its precision: "
+    "scale the loss, or a preconditioner of your own"
+)
+OUT_OF_RANGE_ONCE = (
+    "squares of the gradient are infinite or zero in its precision, and `data` is a stream, which "
+    "is not walked over again; the next step scales the loss"
+)
+
+
+class RescaledError(Exception):
+    """The objective has another scale from now on: the iteration is to be made again."""
+
+
+class Iteration:
+    """The variables of one iteration under way.
+
+    Args:
+        optimizer: that makes the step.
+        objective: f.
+        sets: A, B and C.
+    """
+
+    def __init__(self, optimizer: KSDState, objective: Objective, sets: StepSets) -> None:
+        self._optimizer, self._objective, self._sets = optimizer, objective, sets
+        self._ranks, self._engine = objective.ranks, objective.engine
+        self._schedule = optimizer._schedule
+        if self._schedule.begin(optimizer.steps):
+            self._engine.change_preconditioner()
+        self._account = Account(objective)
+        self._fits_left = MOST_FITS
+        self._curvature_set: Samples = Nothing()
+        self._objective_set: Samples = Nothing()
+
+    def gradient(self) -> Evaluation:
+        """g and D on A; B and C are drawn."""
+        self._ranks.enter("gradient")
+        samples = self._sets.to_walk_over()
+        self._engine.repeatable = self._can_be_made_again()
+        found = self._schedule.current.update(self._objective, samples)
+        self._curvature_set, self._objective_set = self._sets.draw()
+        return found
+
+    def _can_be_made_again(self) -> bool:
+        """Whether a second attempt in this step would have the same samples and the same D."""
+        again = self._sets.in_memory and self._schedule.can_be_made_again
+        return again and not self._ranks.together
+
+    def basis(self, gradient: Evaluation) -> Launched[Basis]:
+        """Algorithm 2 on B. The gradient may not be known to be finite yet."""
+        optimizer = self._optimizer
+        work = KrylovBasis(
+            objective=self._objective,
+            curvature=optimizer.curvature,
+            samples=self._curvature_set,
+            preconditioner=self._schedule.current,
+            learn=self._schedule.learn,
+            gradient=gradient.gradient,
+            previous_steps=optimizer._previous_steps(),
+            most_previous=len(optimizer._previous),
+            dimension=optimizer._dimension,
+            usual=optimizer._dimension == optimizer.dimension,
+            lasting=self._schedule.current is self._schedule.last,
+            layout=optimizer.layout,
+        )
+        return self._engine.launch(work)
+
+    def refusal(self, gradient: Evaluation) -> StepResult | None:
+        """The result of a step that cannot go on from its gradient; None if it can.
+
+        Raises:
+            RescaledError: it can at another scale of f, which f has from now on.
+        """
+        account, objective, g = self._account, self._objective, gradient.gradient
+        value, norm = gradient.value, self._ranks.agreed_number(gradient.norm)
+        self._engine.verify()
+        account.lap("gradient")
+        if not has_squares(norm, g.dtype):
+            norm = self._ranks.agreed_number(length(g))
+        account.note(loss=value, samples=gradient.samples, gradient_norm=norm)
+        account.count(gradient.samples)
+        scale = objective.scale
+        if self._fits_left and objective.fit_scale(value, norm):
+            self._fits_left -= 1
+            if self._sets.indexed:
+                raise RescaledError
+            change = objective.scale / scale
+            account.note(loss=value * change, gradient_norm=norm * change)
+            return account.refused(Status.NOT_FINITE, OUT_OF_RANGE_ONCE)
+        if not math.isfinite(value):
+            return account.refused(
+                Status.NOT_FINITE,
+                f"the loss on A, all the data, is {value}: look for NaN and infinity in the "
+                "data and the parameters",
+            )
+        if not math.isfinite(norm):
+            return account.refused(Status.NOT_FINITE, "the gradient on A is not finite")
+        if norm == 0:
+            return account.refused(Status.STATIONARY)
+        self._ranks.enter("basis")
+        return None
+
+    def search(self) -> Launched[SearchObjective]:
+        """f_C around θ, in a subspace that need not be known yet."""
+        return self._engine.launch(Search(self._objective, self._objective_set, self.last_step))
+
+    def refusal_of(self, basis: Basis) -> StepResult | None:
+        """The result of a step that cannot go on from its basis; None if it can."""
+        account, found = self._account, basis.subspace
+        account.lap("basis")
+        account.note(
+            rank=found.rank,
+            products=found.rank,
+            curvature_samples=basis.samples,
+            graphs_kept=basis.graphs_kept,
+        )
+        account.count(basis.samples_for_metric)
+        account.count(found.rank * basis.samples)
+        if not np.isfinite(found.curvature.numpy()).all():
+            return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
+        if not subspace_is_known(found.gram):
+            return account.refused(Status.NOT_FINITE, OUT_OF_RANGE)
+        self._ranks.enter("search")
+        return None
+
+    def coordinates(self, subspace: Subspace) -> Coordinates:
+        """Those in which H̄ with floored eigenvalues is the identity."""
+        semidefinite = self._optimizer.curvature.kind != "hessian"
+        floor = self._optimizer.epsilon * (SEMIDEFINITE_FLOOR if semidefinite else 1.0)
+        return Coordinates(subspace.curvature, subspace.gram, floor)
+
+    def minimize(self, f: SearchObjective, coordinates: Coordinates) -> BFGSResult | None:
+        """BFGS on C from a = 0; None where value or gradient there are not finite."""
+        account = self._account
+        start, gradient = f.start()
+        account.note(loss_before=start, objective_samples=f.samples, evaluations=1)
+        is_finite = math.isfinite(start) and bool(np.isfinite(gradient).all())
+        scale = self._objective.scale
+        ritz_values = coordinates.ritz_values.div(scale)
+        if self._optimizer.curvature.kind == "fisher":  # of squared gradients
+            ritz_values.div_(scale)
+        account.note(ritz_values=tuple(ritz_values.tolist()))
+        if not is_finite:
+            return None
+        noise = f.noise(start, gradient)
+        best = minimize_bfgs(
+            f,
+            np.zeros_like(gradient),
+            initial=(start, gradient),
+            max_iterations=self._optimizer.bfgs_iterations,
+            noise=noise,
+        )
+        account.note(noise=noise, iterations=best.iterations, evaluations=best.evaluations + 1)
+        account.count(f.samples_seen)
+        return best
+
+    def take(self, f: SearchObjective, best: BFGSResult | None) -> StepResult | None:
+        """θ + d with d = V̄a*, scaled by `lr`; None where that is no decrease."""
+        account, optimizer = self._account, self._optimizer
+        start = account["loss_before"]
+        if best is None or not best.value < start:
+            return None
+        self._ranks.enter("step")
+        value = best.value
+        if optimizer._takes_whole_steps:
+            taken = f.take(best.point)
+        else:
+            step = self._ranks.agreed(f.direction(best.point))
+            optimizer._scale_by_learning_rate(step)
+            taken = f.take_step(step)
+            value = f.value()
+            account.count(f.samples)
+            # Values with and without autograd may differ by rounding: lr = 0 is no decrease.
+            if not (value < start and bool(step.any())):
+                return None
+        # Squares of a step may be out of range as well.
+        account.note(step_norm=taken.norm or math.hypot(*map(length, taken.pieces)))
+        self._ranks.settle()
+        optimizer._keep_step(taken.pieces)
+        return account.moved(str(best.reason), loss_after=value)
+
+    def no_decrease(self, f: SearchObjective, best: BFGSResult | None) -> StepResult:
+        """The result of a step whose search found nothing to take; the parameters are θ again."""
+        account = self._account
+        if best is None:
+            return account.refused(Status.NOT_FINITE, "the loss or its gradient on C is not finite")
+        if best.value < account["loss_before"]:
+            return account.refused(Status.NO_DECREASE, SCALED_AWAY)
+        generator = self._optimizer._generator()
+        return account.no_decrease(str(best.reason), self._objective_set, f.theta, generator)
+
+    def last_step(self) -> Tensor:
+        """The last step [n] as its search found it, before `lr` scaled it; zeros if there is none.
+
+        With the `lr` of now: a schedule changes that by little from step to step.
+        """
+        step = self._optimizer._last_step()
+        self._optimizer._scale_by_learning_rate(step, back=True)
+        return step
+
+
+def longest_basis(objective: Objective) -> int:
+    """How many directions a basis may have, if it is made longer than asked for."""
+    parameters = objective.parameters
+    vector = parameters.numel * torch.finfo(parameters.dtype).bits // 8
+    fitting = min(parameters.numel, objective.activation_memory // vector)
+    return int(objective.ranks.agreed_number(fitting))

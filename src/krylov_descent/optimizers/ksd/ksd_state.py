@@ -1,0 +1,155 @@
+"""Settings and state of KSD: what a step is made with, and what is kept from step to step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from krylov_descent.algorithms.basis_storage import Storage
+from krylov_descent.curvature.krylov_basis import BasisKind, BasisLayout
+from krylov_descent.curvature.preconditioners.preconditioner import Preconditioner
+from krylov_descent.curvature.products import Curvature, CurvatureKind
+from krylov_descent.objective.losses import Loss
+from krylov_descent.objective.network import Forward
+from krylov_descent.objective.subsets import Size, SubsetSizes
+from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.ksd import escalation, subset_growth
+from krylov_descent.optimizers.ksd.preconditioner_schedule import PreconditionerSchedule
+from krylov_descent.optimizers.snapshot import Snapshot
+from krylov_descent.runtime.descriptions import described
+from krylov_descent.runtime.ranks import ProcessGroup
+from krylov_descent.runtime.validation import check_counts, check_flags, check_not_negative
+
+PREVIOUS_STEP = "previous_step"  # the last one; those before have a number behind it
+
+
+class KSDState(DataOptimizer):
+    """What `KSD` was asked for, and what it keeps; the arguments are described there."""
+
+    data_parallel = True
+    learnt = (*subset_growth.ENTRIES, *escalation.ENTRIES)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        params: Any = None,
+        *,
+        dimension: int = 20,
+        curvature: CurvatureKind = "gauss-newton",
+        preconditioner: str | Preconditioner = "fisher-diagonal",
+        subset_size: Size | tuple[Size, Size] = "auto",
+        previous_steps: int = 3,
+        bfgs_iterations: int = 30,
+        epsilon: float = 1e-4,
+        weight_decay: float = 0.0,
+        lr: float = 1.0,
+        seed: int = 0,
+        forward: Forward | None = None,
+        micro_batch: int | None = None,
+        activation_memory: int | None = None,
+        cuda_graphs: bool = True,
+        tf32: bool = False,
+        basis: BasisKind = "replicated",
+        basis_dtype: torch.dtype | None = None,
+        basis_device: torch.device | str | None = None,
+        process_group: ProcessGroup = None,
+    ) -> None:
+        check_counts(
+            dimension=dimension, previous_steps=previous_steps, bfgs_iterations=bfgs_iterations
+        )
+        check_flags(tf32=tf32)
+        check_not_negative(epsilon=epsilon)
+        if not 0 < epsilon < 1:
+            raise ValueError(f"`epsilon` must lie between 0 and 1, found {epsilon}")
+        super().__init__(
+            model,
+            loss,
+            params,
+            {"lr": lr, "weight_decay": weight_decay},
+            seed=seed,
+            forward=forward,
+            micro_batch=micro_batch,
+            activation_memory=activation_memory,
+            cuda_graphs=cuda_graphs,
+            process_group=process_group,
+        )
+        self.dimension = dimension
+        self.curvature = Curvature(curvature)
+        self._schedule = PreconditionerSchedule(preconditioner, epsilon)
+        least = subset_growth.least_samples(self.objective.parameters)
+        self.subset_sizes = SubsetSizes.checked(subset_size, dimension, least)
+        if self.subset_sizes.grow:
+            subset_growth.begin(self.param_groups[0])
+        escalation.begin(self.param_groups[0])
+        self._last_data = subset_growth.LastData()
+        self.bfgs_iterations = bfgs_iterations
+        self.epsilon = epsilon
+        self.tf32 = tf32
+        like = self.objective.parameters.tensors[0]
+        self.layout = BasisLayout(basis, Storage.checked(basis_dtype, basis_device, like))
+        self.layout.check(self.preconditioner)
+        numbered = (f"{PREVIOUS_STEP}_{i}" for i in range(2, previous_steps + 1))
+        self._previous = [PREVIOUS_STEP, *numbered]  # in the state, newest first
+        self._steps_kept: int | None = None  # how many of them are there, where that is known
+
+    @property
+    def preconditioner(self) -> Preconditioner:
+        """D as it was asked for. Kronecker factors are there after the first step that has them."""
+        return self._schedule.last
+
+    @property
+    def _dimension(self) -> int:
+        """K of this step."""
+        return max(self.dimension, int(self.param_groups[0][escalation.LONGER_BASIS]))
+
+    def _previous_steps(self) -> list[Tensor]:
+        """The previous steps [n] that there are, newest first, as copies."""
+        if self._steps_kept is None:
+            kept = [bool(self._flat_state(key).any()) for key in self._previous]
+            self._steps_kept = sum(kept)
+        return [self._flat_state(key) for key in self._previous[: self._steps_kept]]
+
+    def _last_step(self) -> Tensor:
+        """The last step [n] as it was taken; zeros if there is none."""
+        return self._flat_state(PREVIOUS_STEP)
+
+    def _keep_step(self, pieces: Sequence[Tensor]) -> None:
+        """Keep a step that was taken, in pieces like the parameters, as the newest one."""
+        self._push_pieces(self._previous, pieces)
+        if self._steps_kept is not None:
+            self._steps_kept = min(self._steps_kept + 1, len(self._previous))
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "`dimension`": self.dimension,
+            "`curvature`": self.curvature.kind,
+            **described("`preconditioner`", self.preconditioner),
+            "`subset_size`": self.subset_sizes,
+            "`previous_steps`": len(self._previous),
+            "`bfgs_iterations`": self.bfgs_iterations,
+            "`epsilon`": self.epsilon,
+            "`tf32`": self.tf32,
+            "`basis`": self.layout.kind,
+            "`basis_dtype`": self.layout.storage.dtype,
+            "`basis_device`": self.layout.storage.device,
+        }
+
+    def _learners(self) -> list[object]:
+        return [*super()._learners(), self.curvature, *self._schedule.learners, self._last_data]
+
+    def _foreign(self) -> list[object]:
+        return self._schedule.foreign
+
+    def _restore(self, before: Snapshot) -> None:
+        super()._restore(before)
+        self._steps_kept = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch has it; refuses the state of another kind of optimiser, and stays as it was."""
+        super().load_state_dict(state_dict)
+        self._steps_kept = None
+
+    def _create_state(self) -> None:
+        self._zero_state(*self._previous)

@@ -1,0 +1,99 @@
+"""The three sets of a step of KSD: A for the gradient, B for the curvature, C for the search."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from krylov_descent.objective.batches import InMemory, Nothing, Samples
+from krylov_descent.objective.subsets import LEAST_FIXED, Reservoir, SubsetSizes, draw
+from krylov_descent.optimizers.ksd import escalation, subset_growth
+from krylov_descent.optimizers.ksd.ksd_state import KSDState
+
+
+class StepSets:
+    """A as it was given to a step, and B and C as they were given or are drawn from it.
+
+    Args:
+        optimizer: whose step it is.
+        data: the set A.
+        curvature_data: the set B; None to draw it.
+        objective_data: the set C; None to draw it.
+
+    Attributes:
+        drawn: whether both B and C are drawn.
+        in_memory: whether A and B are the same when the step is made again.
+        indexed: whether A can be walked over again, on all ranks; known after `to_walk_over`.
+    """
+
+    def __init__(
+        self, optimizer: KSDState, data: Any, curvature_data: Any, objective_data: Any
+    ) -> None:
+        self._optimizer, self._data = optimizer, data
+        self._given = (curvature_data, objective_data)
+        self._samples: Samples = Nothing()
+        self._shard: Any = None
+        self.drawn = curvature_data is None and objective_data is None
+        self.in_memory = self.indexed = False
+
+    @property
+    def _ranks(self) -> Any:
+        return self._optimizer.objective.ranks
+
+    def compare_data(self) -> None:
+        """Note whether the step has the data of the step before, and draws its sets from them."""
+        optimizer, group = self._optimizer, self._optimizer.param_groups[0]
+        subset_growth.begin(group)  # a state that was loaded may be from sets that did not grow
+        samples = optimizer._samples(self._data)
+        fingerprint = optimizer._last_data.fingerprint(samples, self._ranks)
+        group[subset_growth.SAME_DATA] = self.drawn and subset_growth.same_data(group, fingerprint)
+        group[subset_growth.FINGERPRINT] = fingerprint
+
+    def to_walk_over(self) -> Samples:
+        """A; samples of a stream are kept on the way for B and C."""
+        optimizer, ranks = self._optimizer, self._ranks
+        samples = optimizer._samples(self._data)
+        self.in_memory = isinstance(samples, InMemory) and self._given[0] is None
+        self._shard = ranks.shard_if_known(len(samples) if samples.indexed else None)
+        self.indexed = self._shard is not None
+        if None in self._given and not self.indexed:
+            # Each rank draws keys of its own for the samples that flow by it.
+            generator = optimizer._generator(ranks.rank)
+            samples = Reservoir(samples, self._sizes(), generator, ranks)
+        self._samples = samples
+        return samples
+
+    def draw(self) -> tuple[Samples, Samples]:
+        """B and C; from a stream once it is over."""
+        optimizer = self._optimizer
+        curvature, objective = self._draw() if None in self._given else (Nothing(), Nothing())
+        if self._given[0] is not None:
+            curvature = optimizer._samples(self._given[0], "curvature_data")
+        if self._given[1] is not None:
+            objective = optimizer._samples(self._given[1], "objective_data", repeatable=True)
+        return curvature, objective
+
+    def _draw(self) -> tuple[Samples, Samples]:
+        """Both, on the device of the parameters."""
+        optimizer, samples = self._optimizer, self._samples
+        sets: tuple[Samples, Samples] = (Nothing(), Nothing())
+        if isinstance(samples, Reservoir):
+            sets = samples.draw()
+        with self._ranks.own_work():
+            if self._shard is not None:
+                sets = draw(samples, self._sizes(), optimizer._generator(), self._shard)
+            device = optimizer.objective.parameters.device
+            sets = (_on(sets[0], device), _on(sets[1], device))
+        return sets
+
+    def _sizes(self) -> SubsetSizes:
+        """Of B and C at this step."""
+        wanted, group = self._optimizer.subset_sizes, self._optimizer.param_groups[0]
+        sizes = replace(wanted, growth=escalation.set_growth(group))
+        if not (wanted.grow and group[subset_growth.SAME_DATA]):
+            return replace(sizes, least=LEAST_FIXED)
+        return replace(sizes, doublings=int(group[subset_growth.DOUBLINGS]))
+
+
+def _on(samples: Samples, device: torch.device) -> Samples:
+    return samples.to(device) if isinstance(samples, InMemory) else samples
