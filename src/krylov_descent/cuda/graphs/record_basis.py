@@ -17,6 +17,7 @@ from krylov_descent.algorithms.subspace import cut
 from krylov_descent.cuda.graphs.capture import is_foreign
 from krylov_descent.cuda.graphs.host_transfer import OnTheWay
 from krylov_descent.cuda.graphs.record_factors import RecordedMetric
+from krylov_descent.cuda.graphs.record_product import product_name
 from krylov_descent.cuda.graphs.recorder import Recorder
 from krylov_descent.curvature.krylov_basis import Basis, KrylovBasis
 from krylov_descent.curvature.preconditioners.preconditioner import EntrywiseInPlace, InPlace
@@ -28,6 +29,7 @@ from krylov_descent.runtime.engine import Launched
 # That there are two directions before it makes the third one like all that follow; and so is one
 # previous step like the others.
 REHEARSED, REHEARSED_PREVIOUS = 3, 1
+METRIC = "metric"
 
 
 def launch_basis(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
@@ -35,7 +37,9 @@ def launch_basis(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
     at_hand = work.layout.kind == "replicated" and work.layout.storage.is_plain
     if work.objective.ranks.together or not at_hand or not work.usual:
         return Launched(work.run)
-    if engine.repeatable and engine.graphs.has(_name(work)):
+    has = engine.graphs.has
+    ready = has(_name(work)) or (has(METRIC) and has(product_name(work.curvature)))
+    if engine.repeatable and ready:
         return _launched(engine, work)
     return Launched(lambda: _launched(engine, work).result())
 
@@ -81,7 +85,7 @@ def _metric(engine: Recorder, work: KrylovBasis) -> Metric:
     if not (work.lasting and isinstance(D, InPlace)) or isinstance(D, Entrywise):
         return D
     make = partial(RecordedMetric, D, work.gradient)
-    recorded = engine.graphs.made("metric", make, fixed=D.tensors)
+    recorded = engine.graphs.made(METRIC, make, fixed=D.tensors)
     if recorded is None:
         return D
     recorded.load()

@@ -77,6 +77,7 @@ class RecordedMetric:
         self, preconditioner: InPlace, like: Tensor, capture: Capture, network: Network
     ) -> None:
         def prepare() -> None:
+            self._vector.zero_()  # a graph must not be empty, and there may be nothing to prepare
             products = under_way()
             if products is not None:
                 side_by_side(products.prepare(preconditioner.tensors))

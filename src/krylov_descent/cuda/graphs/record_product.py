@@ -17,7 +17,7 @@ def launch_linearization(engine: Recorder, work: Linearization) -> Launched[Prod
     if not engine.are_fresh(work.batch):
         return Launched(work.run)
     recorded = engine.graphs.made(
-        f"product {work.curvature.kind}",
+        product_name(work.curvature),
         partial(RecordedProduct, work.curvature, work.batch),
         work.batch,
     )
@@ -25,6 +25,11 @@ def launch_linearization(engine: Recorder, work: Linearization) -> Launched[Prod
         return Launched(work.run)
     recorded.load(work.batch)
     return Launched.done(recorded)
+
+
+def product_name(curvature: Curvature) -> str:
+    """Of the recording of products with a curvature."""
+    return f"product {curvature.kind}"
 
 
 class RecordedProduct:
