@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from krylov_descent.runtime.pinned_copies import PinnedCopies
 from krylov_descent.runtime.precision import forward_precision
 from krylov_descent.runtime.ranks import Ranks
 
@@ -215,17 +216,16 @@ class StoredBasis:
     def __init__(self, slots: int, size: int, like: Tensor, storage: Storage) -> None:
         self.dtype, self.device = like.dtype, like.device
         device = storage.device or like.device
-        self._fetched = like.is_cuda and device.type == "cpu"
+        pinned = like.is_cuda and device.type == "cpu"
         self.stored = torch.zeros(
             slots,
             size,
             dtype=storage.dtype or like.dtype,
             device=device,
-            pin_memory=self._fetched,
+            pin_memory=pinned,
         )
         self.plain = self.stored.dtype == like.dtype and self.stored.device == like.device
-        # One stream for all copies to and from the host, which so keep their order.
-        self._copies = torch.cuda.Stream(like.device) if self._fetched else None
+        self._copies = PinnedCopies(like.device) if pinned else None
         self.count = slots
 
     @classmethod
@@ -254,25 +254,19 @@ class StoredBasis:
             vector = vector * scale
         if self._copies is None:
             self.stored[k].copy_(vector)
-            return
-        self._copies.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._copies):
-            # Rounded on the device, so that fewer bytes travel.
-            self.stored[k].copy_(vector.to(self.stored.dtype), non_blocking=True)
-        vector.record_stream(self._copies)
+        else:
+            self._copies.send(vector, self.stored[k])
 
     def get(self, k: int) -> Tensor:
         """Row k as a vector [m] to read."""
         if self._copies is None:
             return self.stored[k].to(self.device, self.dtype)
-        with torch.cuda.stream(self._copies):
-            fetched = self.stored[k].to(self.device, non_blocking=True)
-        return self._use(fetched)
+        return self._use(self._fetch(slice(k, k + 1), slice(None)))[0]
 
     def move(self, source: int, target: int) -> None:
         """Copy a row to another place."""
         if self._copies is not None:
-            self._copies.synchronize()
+            self._copies.wait()
         self.stored[target].copy_(self.stored[source])
 
     def cut(self, rows: int) -> None:
@@ -339,20 +333,11 @@ class StoredBasis:
             yield columns, block
 
     def _fetch(self, rows: slice, columns: slice) -> Tensor:
-        if self._copies is None:
-            return self.stored[rows, columns]
-        # Row by row: a part of a row is one piece of memory, a part of many rows is not.
-        with torch.cuda.stream(self._copies):
-            pinned = self.stored[rows, columns]
-            block = torch.empty(pinned.shape, dtype=pinned.dtype, device=self.device)
-            for target, row in zip(block, pinned, strict=True):
-                target.copy_(row, non_blocking=True)
-        return block
+        block = self.stored[rows, columns]
+        return block if self._copies is None else self._copies.fetch(block)
 
     def _use(self, fetched: Tensor) -> Tensor:
-        """What was fetched, once it is there, in the dtype that products are made in."""
+        """What was fetched, in the dtype that products are made in."""
         if self._copies is not None:
-            current = torch.cuda.current_stream(self.device)
-            current.wait_stream(self._copies)
-            fetched.record_stream(current)
+            fetched = self._copies.arrived(fetched)
         return fetched.to(self.dtype)

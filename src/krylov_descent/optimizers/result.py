@@ -46,8 +46,7 @@ class StepResult:
         objective_samples: |C|.
         iterations: of the search.
         evaluations: value and gradient on C, how often.
-        products: curvature products on B, how often; where a GPU records the basis also those with
-            zeros, in place of previous steps that are still to come.
+        products: curvature products on B that became a direction of the basis.
         passes: work in passes over A: samples gone through for gradient, products and
             evaluations, divided by |A|.
         graphs_kept: whether the graphs of B were held for all products, or rebuilt for each

@@ -193,7 +193,7 @@ class KroneckerFactors:
         return self._places[1]
 
     def make_room(self, places: list[LinearPlace], parameters: FlatParameters) -> None:
-        """For D, where there is none of this kind: recorded kernels look for it where it was."""
+        """Room for D, in the same place at every step as long as it is of the same kind."""
         like = parameters.tensors[0]
         kind = parameters.numel, like.dtype, like.device
         if kind != (self._diagonal.numel(), self._diagonal.dtype, self._diagonal.device):

@@ -81,7 +81,7 @@ def signs_like(tensors: list[Tensor]) -> list[Tensor]:
     """±1 in the shape of each, by positions alone: the same on every machine and at every step.
 
     A hash of the position, as counter-based random generators have it (SplitMix64's multipliers),
-    so that it can be recorded as a CUDA graph. Positions count on from tensor to tensor.
+    so that no state of a generator is needed. Positions count on from tensor to tensor.
     """
     signs, first = [], 1
     for z in tensors:

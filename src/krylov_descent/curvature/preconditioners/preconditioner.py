@@ -85,7 +85,7 @@ class FisherDiagonal(Diagonal):
     def update(self, objective: Objective, data: Any) -> Evaluation:
         """One walk over A for value, gradient and squares."""
         p, D = objective.parameters, self.diagonal
-        # Where recorded kernels look for it, as long as it is of the same kind.
+        # In the same place at every step, as long as it is of the same kind.
         if (D.numel(), D.dtype, D.device) != (p.numel, p.dtype, p.device):
             self.diagonal = p.empty()
         return objective.value_gradient_and_squares(data, into=self)
