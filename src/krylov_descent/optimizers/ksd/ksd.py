@@ -69,7 +69,8 @@ class KSD(KSDState):
     one that is as good); B and C are drawn from all of them. Every rank must call `step`, with the
     same model and options.
 
-    What a step costs, and what it holds in memory, is on the page "Cost and memory".
+    The page "Cost and memory" has what a step costs, and what it holds in memory: about K + 8
+    vectors like the parameters.
 
     Example:
         >>> optimizer = KSD(model, torch.nn.CrossEntropyLoss())
