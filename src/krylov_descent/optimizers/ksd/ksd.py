@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.algorithms.basis_storage import Storage
-from krylov_descent.algorithms.bfgs import BFGSResult, Vector, minimize_bfgs
+from krylov_descent.algorithms.bfgs import BFGS, BFGSResult, Vector
+from krylov_descent.algorithms.minimizer import minimize
 from krylov_descent.algorithms.subspace import Coordinates, LaunchedSubspace, subspace_is_known
 from krylov_descent.cuda.graphs.host_transfer import OnTheWay
 from krylov_descent.cuda.graphs.record_basis import basis_is_recorded
@@ -593,13 +594,14 @@ class _Step:
         self.account.note(ritz_values=tuple(ritz_values.tolist()))
         if not is_finite:
             return None
-        best = minimize_bfgs(
-            function,
+        bfgs = BFGS(
             np.zeros_like(gradient),
-            initial=(start, gradient),
+            start,
+            gradient,
             max_iterations=self.optimizer.bfgs_iterations,
             noise=noise,
         )
+        best = minimize(bfgs, function)
         self.account.note(noise=noise, iterations=best.iterations, evaluations=best.evaluations + 1)
         self.account.count(function.samples_seen)
         return best
