@@ -1,4 +1,4 @@
-"""Smooth functions with their gradients in torch, and SciPy and ourselves to minimise them."""
+"""Functions with their gradients, and SciPy and ourselves to minimise them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,15 +9,18 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from krylov_descent.algorithms.bfgs import StopReason, Vector, minimize_bfgs
+from krylov_descent.algorithms import minimizer
+from krylov_descent.algorithms.bfgs import BFGS, BFGSResult, StopReason, Vector
+from krylov_descent.algorithms.line_search import LineSearchResult, Trial, WolfeSearch
 
+ArrayFunction = Callable[[Vector], tuple[float, Vector]]
 Function = Callable[[Tensor], tuple[float, Tensor]]
 Problem = tuple[Function, Tensor]
 
 
 @dataclass(frozen=True)
 class Found:
-    """What `minimize_bfgs` found, as tensors."""
+    """What BFGS found, as tensors, with all evaluations."""
 
     point: Tensor
     value: float
@@ -34,22 +37,37 @@ def minimize(
     initial: tuple[float, Tensor] | None = None,
     **options: Any,
 ) -> Found:
-    """`minimize_bfgs` of a function of tensors."""
+    """BFGS on a function of tensors, whose value and gradient at the start may be known."""
 
     def of_arrays(point: Vector) -> tuple[float, Vector]:
         value, gradient = function(torch.from_numpy(point))
         return value, gradient.numpy()
 
-    known = None if initial is None else (initial[0], initial[1].numpy())
-    found = minimize_bfgs(of_arrays, start.numpy(), initial=known, **options)
+    value, gradient = function(start) if initial is None else initial
+    found = minimizer.minimize(BFGS(start.numpy(), value, gradient.numpy(), **options), of_arrays)
     return Found(
         torch.from_numpy(found.point),
         found.value,
         torch.from_numpy(found.gradient),
         found.iterations,
-        found.evaluations,
+        found.evaluations + (initial is None),
         found.reason,
     )
+
+
+def minimize_arrays(function: ArrayFunction, start: Vector, **options: Any) -> BFGSResult:
+    """BFGS on a function of arrays."""
+    return minimizer.minimize(BFGS(start, *function(start), **options), function)
+
+
+def wolfe_search(
+    trial_at: Callable[[float], Trial], start: Trial, **options: Any
+) -> LineSearchResult:
+    """The line search on a function of the step."""
+    search = WolfeSearch(start, **options)
+    while search.result is None:
+        search.tell(trial_at(search.step))
+    return search.result
 
 
 def differentiable(formula: Callable[[Tensor], Tensor]) -> Function:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from krylov_descent.algorithms.bfgs import StopReason, Vector, _InverseHessian, minimize_bfgs
+from krylov_descent.algorithms.bfgs import BFGS, StopReason, Vector
 from tests.functions import (
     Function,
     Problem,
@@ -193,37 +193,11 @@ def test_a_failed_search_falls_back_on_the_steepest_direction_once() -> None:
     assert clean(found.point)[0] == found.value < clean(start)[0]
 
 
-@settings(max_examples=100, deadline=None)
-@given(size=st.integers(1, 20), seed=st.integers(0, 1000), updates=st.integers(1, 10))
-def test_the_matrix_learns_what_it_is_told(size: int, seed: int, updates: int) -> None:
-    matrix = _InverseHessian(size)
-    hessian = np.diag(spread(-1, 1, size).numpy())
-    for k in range(updates):
-        step = normal(size, seed=seed + k).numpy()
-        matrix.update(step, hessian @ step)
-        np.testing.assert_allclose(matrix.times(hessian @ step), step, rtol=1e-7, atol=1e-7)
-    columns = np.stack([matrix.times(unit) for unit in np.eye(size)])
-    np.testing.assert_allclose(columns, columns.T, rtol=1e-7, atol=1e-7)
-    assert np.linalg.eigvalsh(columns).min() > 0
-
-
-def test_the_matrix_ignores_curvature_that_is_not_positive() -> None:
-    matrix = _InverseHessian(3)
-    step = normal(3, seed=0).numpy()
-    sideways = np.cross(step, normal(3, seed=1).numpy())
-    for change in (-step, np.zeros_like(step), sideways):
-        matrix.update(step, change)
-    assert matrix.is_identity
-    assert np.array_equal(matrix.times(step), step)
-
-
-def test_a_known_start_saves_its_evaluation() -> None:
+def test_evaluations_are_those_that_were_told() -> None:
     function, start = quadratic(spread(-0.5, 0.5), seed=0)
     recorder = Recorder(function)
-    known = minimize(recorder, start, initial=function(start), max_iterations=5)
-    unknown = minimize(function, start, max_iterations=5)
-    assert known.evaluations == len(recorder.values) == unknown.evaluations - 1
-    assert torch.equal(known.point, unknown.point)
+    found = minimize(recorder, start, initial=function(start), max_iterations=5)
+    assert found.evaluations == len(recorder.values) >= 5
 
 
 def test_an_identity_hessian_takes_one_step() -> None:
@@ -375,7 +349,7 @@ def test_what_the_function_raises_is_passed_on() -> None:
 @pytest.mark.parametrize("start", [np.zeros(2, np.float32), np.zeros((2, 2))])
 def test_a_start_of_another_kind_is_refused(start: Vector) -> None:
     with pytest.raises(ValueError, match="start must be a one-dimensional float64"):
-        minimize_bfgs(lambda x: (0.0, x), start)
+        BFGS(start, 0.0, start)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 """BFGS on functions that are smooth nearly everywhere, and have their minima where they are not."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
-from krylov_descent.algorithms.bfgs import StopReason, Vector, minimize_bfgs
-from krylov_descent.algorithms.line_search import LineSearchOutcome, Trial, wolfe_search
-
-Function = Callable[[Vector], tuple[float, Vector]]
+from krylov_descent.algorithms.bfgs import StopReason, Vector
+from krylov_descent.algorithms.line_search import LineSearchOutcome, Trial
+from tests.functions import ArrayFunction, minimize_arrays, wolfe_search
 
 
 def absolutes(x: Vector) -> tuple[float, Vector]:
@@ -25,7 +22,7 @@ def valley(x: Vector) -> tuple[float, Vector]:
     return float(abs(across) + (1 - x[0]) ** 2), gradient
 
 
-def largest_of_planes(seed: int) -> Function:
+def largest_of_planes(seed: int) -> ArrayFunction:
     """max(Aᵢx + bᵢ) + ½‖x‖² over eight planes in five variables."""
     generator = np.random.default_rng(seed)
     planes, offsets = generator.standard_normal((8, 5)), generator.standard_normal(8)
@@ -38,7 +35,7 @@ def largest_of_planes(seed: int) -> Function:
     return at
 
 
-def lowest(function: Function, size: int) -> float:
+def lowest(function: ArrayFunction, size: int) -> float:
     """The minimum of a convex function by many steps of the subgradient method."""
     x, best = np.zeros(size), np.inf
     for k in range(60_000):
@@ -50,19 +47,19 @@ def lowest(function: Function, size: int) -> float:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 20])
 def test_absolute_values_are_minimised(size: int) -> None:
-    found = minimize_bfgs(absolutes, np.zeros(size) + 0.1 * np.arange(size), max_iterations=200)
+    found = minimize_arrays(absolutes, np.zeros(size) + 0.1 * np.arange(size), max_iterations=200)
     assert found.value < 1e-6 * size
 
 
 def test_the_floor_of_a_valley_with_a_kink_is_followed() -> None:
-    found = minimize_bfgs(valley, np.array([-1.0, 1.0]), max_iterations=200)
+    found = minimize_arrays(valley, np.array([-1.0, 1.0]), max_iterations=200)
     assert found.value < 1e-6  # it begins on the kink, at 4
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_largest_of_planes_is_minimised(seed: int) -> None:
     function = largest_of_planes(seed)
-    found = minimize_bfgs(function, np.zeros(5), max_iterations=200)
+    found = minimize_arrays(function, np.zeros(5), max_iterations=200)
     assert found.value <= lowest(function, 5) + 1e-4
 
 
@@ -75,13 +72,13 @@ def test_a_search_that_begins_at_a_kink_goes_on() -> None:
 
     start = np.array([0.0, 1.0])
     value, _ = at(start)
-    found = minimize_bfgs(at, start, max_iterations=30)
+    found = minimize_arrays(at, start, max_iterations=30)
     assert found.value < 0.1 < value
 
 
 def test_the_minimum_of_a_kink_is_known_as_such() -> None:
     """From it every direction climbs. The gradients around it have zero in their hull."""
-    found = minimize_bfgs(absolutes, np.ones(2), noise=1e-12)
+    found = minimize_arrays(absolutes, np.ones(2), noise=1e-12)
     assert found.value == 0.0
     assert found.reason in (StopReason.BELOW_NOISE, StopReason.NO_DECREASE)
     assert found.evaluations < 300

@@ -1,6 +1,7 @@
 """Nonlinear CG on quadratics, against SciPy's, and case by case where it restarts."""
 
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,17 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
+from krylov_descent.algorithms import minimizer
 from krylov_descent.algorithms.conjugate_directions import (
+    ConjugateDirections,
     Formula,
-    Function,
     Memory,
     NonlinearCGResult,
     StopReason,
     conjugacy,
     first_step,
-    minimize_nonlinear_cg,
 )
+from tests.functions import Function
 
 FORMULAS: list[Formula] = ["polak-ribiere", "hestenes-stiefel"]
 
@@ -47,7 +49,7 @@ def rosenbrock(x: Tensor) -> tuple[float, Tensor]:
 
 
 def minimize(function: Function, start: Tensor, **options: Any) -> NonlinearCGResult:
-    return minimize_nonlinear_cg(function, start, function(start), **options)
+    return minimizer.minimize(ConjugateDirections(start, *function(start), **options), function)
 
 
 @pytest.mark.parametrize("formula", FORMULAS)
@@ -163,14 +165,16 @@ def test_it_restarts_after_as_many_directions_as_variables() -> None:
 
 
 def test_a_zero_gradient_ends_it() -> None:
-    function, minimum = quadratic(4, 10.0)
-    found = minimize_nonlinear_cg(function, minimum, (0.0, torch.zeros_like(minimum)))
+    minimum = vector(1, 2, 3)
+    found = ConjugateDirections(minimum, 0.0, torch.zeros_like(minimum)).result
+    assert found is not None
     assert found.reason is StopReason.ZERO_GRADIENT
     assert found.iterations == found.evaluations == 0
     assert torch.equal(found.point, minimum)
     # One whose square is zero is as good as zero: no line search can begin with its slope.
-    tiny = torch.full_like(minimum, 1e-200)
-    assert minimize_nonlinear_cg(function, minimum, (0.0, tiny)).reason is StopReason.ZERO_GRADIENT
+    tiny = ConjugateDirections(minimum, 0.0, torch.full_like(minimum, 1e-200)).result
+    assert tiny is not None
+    assert tiny.reason is StopReason.ZERO_GRADIENT
 
 
 def test_a_wrong_gradient_ends_it_without_a_move() -> None:
@@ -218,5 +222,27 @@ def test_a_kink_is_passed_along_its_floor() -> None:
         return float(value), torch.stack([torch.full_like(x[0], 3 * side), 0.1 + 2 * x[1]])
 
     start = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    found = minimize_nonlinear_cg(at, start, at(start))
+    found = minimize(at, start)
     assert found.value < 0.1 < at(start)[0]
+
+
+def test_at_most_five_gradients_are_alive() -> None:
+    """Of the last step, of the base, the best, the shortest too far and the newest."""
+    alive: list[weakref.ref[Tensor]] = []
+
+    def wavy(x: Tensor) -> tuple[float, Tensor]:
+        gradient = x - 9 * torch.sin(9 * x)
+        alive.append(weakref.ref(gradient))
+        return float((x @ x) / 2 + torch.cos(9 * x).sum()), gradient
+
+    start = vector(3, -2, 1)
+    method = ConjugateDirections(start, *wavy(start), max_iterations=30, slope_tolerance=1e-3)
+    most = 0
+    while method.result is None:
+        told = wavy(method.point)
+        gradients = sum(reference() is not None for reference in alive)
+        most = max(most, gradients - len(method.bundle))
+        method.tell(*told)
+        del told
+    assert method.evaluations > 2 * method.iterations  # there were brackets
+    assert most == 5

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from krylov_descent.algorithms.line_search import LineSearchOutcome, Trial, wolfe_search
+from krylov_descent.algorithms.line_search import LineSearchOutcome, Trial, WolfeSearch
+from tests.functions import wolfe_search
 
 Curve = Callable[[float], tuple[float, float]]  # from a step to value and slope
 
@@ -291,4 +292,31 @@ def test_a_start_that_is_none_is_refused(step: float, value: float, slope: float
 def test_arguments_out_of_range_are_named(arguments: dict[str, float]) -> None:
     recorder = Recorder(parabola(1.0))
     with pytest.raises(ValueError, match=next(iter(arguments))):
-        wolfe_search(recorder, recorder.start(), **arguments)  # type: ignore[arg-type]
+        wolfe_search(recorder, recorder.start(), **arguments)
+
+
+def test_a_search_asks_and_is_told() -> None:
+    """A parabola with its minimum at 0.3: the step of 1 is too far, the next is the minimum."""
+    recorder = Recorder(parabola(0.3))
+    search = WolfeSearch(recorder.start())
+    asked: list[float] = []
+    while search.result is None:
+        asked.append(search.step)
+        assert search.step == asked[-1]  # asking changes nothing
+        assert search.evaluations == len(asked) - 1
+        search.tell(recorder(search.step))
+    assert asked == pytest.approx([1.0, 0.3])
+    assert search.result.accepted is recorder.trials[-1]
+    assert search.result.evaluations == 2
+    assert search.high == (1.0, *parabola(0.3)(1.0))
+    assert search.result == wolfe_search(recorder, recorder.start())
+
+
+def test_a_search_that_has_ended_is_told_nothing_more() -> None:
+    recorder = Recorder(parabola(1.0))
+    search = WolfeSearch(recorder.start())
+    search.tell(recorder(search.step))
+    result = search.result
+    with pytest.raises(RuntimeError, match=r"has ended \(the strong Wolfe conditions hold\)"):
+        search.tell(recorder(search.step))
+    assert search.result is result

@@ -355,7 +355,7 @@ def test_a_search_that_noise_ends_leaves_the_parameters_bit_for_bit(
     assert torch.equal(parameters_of(model), before)
 
 
-@pytest.mark.parametrize("where", ["objective_in", "minimize_bfgs"])
+@pytest.mark.parametrize("where", ["objective_in", "minimize"])
 def test_a_step_that_is_interrupted_waits_for_what_it_launched(
     played: list[str], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

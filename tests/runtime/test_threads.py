@@ -41,7 +41,8 @@ def test_an_error_does_not_leave_one_thread_behind() -> None:
 HOST_WORK = """
 import json, os, numpy as np, torch
 from krylov_descent.objective.batches import Batch, InMemory
-from krylov_descent.algorithms.bfgs import minimize_bfgs
+from krylov_descent.algorithms.bfgs import BFGS
+from krylov_descent.algorithms.minimizer import minimize
 from krylov_descent.algorithms.noise import noise_from
 from krylov_descent.objective.subsets import SubsetSizes, draw
 from krylov_descent.algorithms.coordinates import Coordinates, cut
@@ -64,7 +65,7 @@ def function(a):
     return float(moved @ moved), coordinates.from_gradient(2 * moved)
 
 start = np.ones(81)
-minimize_bfgs(function, start, initial=function(start), max_iterations=5, noise=0.0)
+minimize(BFGS(start, *function(start), max_iterations=5, noise=0.0), function)
 made = threads() - before
 torch.tril(torch.randn(200, 200))
 print(json.dumps({"made": made, "in the end": threads() - before}))

@@ -15,21 +15,20 @@ fails, too, until it predicts nothing beyond the noise.
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from krylov_descent.algorithms.bundle import shortest_in_hull
-from krylov_descent.algorithms.line_search import Trial, wolfe_search
+from krylov_descent.algorithms.inverse_hessian import InverseHessian
+from krylov_descent.algorithms.line_search import LineSearchResult, Trial, WolfeSearch
 
 # Of few numbers: NumPy's operations on them take a fifth of torch's time, and a GPU waits for them.
+# For the same reason products are written with `dot`, which takes half the time of `@`.
 Vector = NDArray[np.float64]
-Function = Callable[[Vector], tuple[float, Vector]]
-"""From a point [m] to the value and the gradient [m] there."""
 
 EPSILON = sys.float_info.epsilon
 # Of a bundle at a kink.
@@ -54,108 +53,164 @@ class BFGSResult:
     value: float
     gradient: Vector  # [m]
     iterations: int  # line searches made
-    evaluations: int  # calls of the function
+    evaluations: int  # of the function, beside that of the start
     reason: StopReason
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what is not finite is found, and is no accident
-def minimize_bfgs(
-    function: Function,
-    start: Vector,
-    *,
-    initial: tuple[float, Vector] | None = None,
-    max_iterations: int = 30,
-    noise: float = 0.0,
-) -> BFGSResult:
-    """Minimise a smooth function of a few dozen variables.
+class BFGS:
+    """A minimiser of a smooth function of a few dozen variables.
+
+    It asks for value and gradient at `point` and goes on when `tell` is called with them (see
+    `minimizer`). It keeps the arrays it is given and gives, which must not be changed.
 
     Args:
-        function: value and gradient at a point; infinity or NaN say that the point is too far.
-            What it raises is passed on.
         start: where to begin, [m].
-        initial: value and gradient at ``start`` where they are known; saves one evaluation.
+        value: at ``start``.
+        gradient: there, [m].
         max_iterations: the most line searches to make (the paper: at most 30).
         noise: standard deviation of the absolute error of one value. With 0 the search goes on
             to the limits of float64.
 
+    Attributes:
+        point: the point asked for, [m]; after the end, that of the result.
+        result: the best point seen; None while points are asked for.
+
     Cost beside the evaluations: O(m²) operations an iteration and one m × m matrix.
     """
-    _check_arguments(start, max_iterations, noise)
-    iterations = 0
-    evaluations = 0 if initial is not None else 1
-    value, gradient = initial if initial is not None else function(start)
-    current = best = _Iterate(start, value, gradient)
-    lowest = current.value  # of all seen; the best point may lie above it by the noise
-    last_decrease = math.inf
-    inverse_hessian = _InverseHessian(len(start))
-    bundle: list[Vector] = []  # gradients around the current point, where line searches failed
 
-    def finish(reason: StopReason) -> BFGSResult:
-        return BFGSResult(best.point, best.value, best.gradient, iterations, evaluations, reason)
-
-    if not current.is_finite():
-        return finish(StopReason.START_NOT_FINITE)
-    while True:
-        if bundle:
-            direction = -shortest_in_hull(np.stack([current.gradient, *bundle]))
-            predicted_decrease = float(direction @ direction) / 2
+    # What is not finite is looked for and found: no reason for NumPy to warn.
+    @np.errstate(over="ignore", invalid="ignore")
+    def __init__(
+        self,
+        start: Vector,
+        value: float,
+        gradient: Vector,
+        *,
+        max_iterations: int = 30,
+        noise: float = 0.0,
+    ) -> None:
+        _check_arguments(start, max_iterations, noise)
+        self.max_iterations, self.noise = max_iterations, noise
+        self.iterations = self.evaluations = 0
+        self.point = start
+        self.result: BFGSResult | None = None
+        self.current = self.best = Iterate(start, value, gradient)
+        self.lowest = value  # of all seen; the best point may lie above it by the noise
+        self.last_decrease = math.inf
+        self.inverse_hessian = InverseHessian(len(start))
+        # Gradients around the current point, where line searches failed.
+        self.bundle: list[Vector] = []
+        if self.current.is_finite():
+            self._begin_search()
         else:
-            direction = -inverse_hessian.times(current.gradient)
-            predicted_decrease = -float(current.gradient @ direction) / 2
-        slope = float(current.gradient @ direction)
-        if not current.gradient.any():
-            return finish(StopReason.ZERO_GRADIENT)
-        if abs(predicted_decrease) <= noise:
-            return finish(StopReason.BELOW_NOISE)
-        if iterations == max_iterations:
-            return finish(StopReason.ITERATION_LIMIT)
-        if not -math.inf < slope < 0:  # overflow, or rounding made the matrix indefinite
-            if inverse_hessian.is_identity:
-                return finish(StopReason.NO_DECREASE)
-            inverse_hessian.reset()
-            continue
+            self._finish(StopReason.START_NOT_FINITE)
 
-        # No value is more exact than float64 can write it, whatever the noise.
-        value_error = max(noise, EPSILON * abs(current.value))
-        search = wolfe_search(
-            _along(function, current, direction),
-            Trial(0.0, current.value, slope, current.gradient),
-            first_step=_first_step(last_decrease, predicted_decrease),
-            noise=value_error,
-            weak=True,
-        )
-        iterations += 1
-        evaluations += search.evaluations
+    @np.errstate(over="ignore", invalid="ignore")
+    def tell(self, value: float, gradient: Vector) -> None:
+        """Take value and gradient [m] at `point` and go on to the next point, or to the result.
 
-        previous = current
-        current = previous.moved(direction, search.accepted or search.best)
-        lowest = min(lowest, search.best.value)
-        if current.value <= lowest + value_error:
-            best = current
-        elif search.best.value < best.value:
-            best = previous.moved(direction, search.best)
+        Infinity or NaN in either says that the point is too far.
 
-        if search.accepted is not None:
+        Raises:
+            RuntimeError: there is a result already.
+        """
+        if self.result is not None:
+            raise RuntimeError(
+                f"the search has ended ({self.result.reason}): read `result`, "
+                "and begin another one to go on"
+            )
+        search = self.search
+        slope = float(gradient.dot(self.direction))
+        search.tell(Trial(search.step, value, slope, gradient))
+        self.evaluations += 1
+        if search.result is None:
+            self._ask()
+        else:
+            self._end_search(search.result)
+
+    def _begin_search(self) -> None:
+        """Begin a line search along a new direction, or finish where there is nothing to gain."""
+        gradient = self.current.gradient
+        if self.bundle:
+            direction = -shortest_in_hull(np.stack([gradient, *self.bundle]))
+            slope = float(gradient.dot(direction))
+            predicted_decrease = float(direction.dot(direction)) / 2
+        else:
+            direction = -self.inverse_hessian.times(gradient)
+            slope = float(gradient.dot(direction))
+            predicted_decrease = -slope / 2
+        if not slope < 0 and not gradient.any():  # `any` takes as long as two products
+            self._finish(StopReason.ZERO_GRADIENT)
+        elif abs(predicted_decrease) <= self.noise:
+            self._finish(StopReason.BELOW_NOISE)
+        elif self.iterations == self.max_iterations:
+            self._finish(StopReason.ITERATION_LIMIT)
+        elif -math.inf < slope < 0:
+            self.direction, self.predicted_decrease = direction, predicted_decrease
+            self.search = WolfeSearch(
+                Trial(0.0, self.current.value, slope, gradient),
+                first_step=_first_step(self.last_decrease, predicted_decrease),
+                # No value is more exact than float64 can write it, whatever the noise.
+                noise=max(self.noise, EPSILON * abs(self.current.value)),
+                weak=True,
+            )
+            self._ask()
+        elif self.inverse_hessian.is_identity:  # overflow
+            self._finish(StopReason.NO_DECREASE)
+        else:  # overflow, or rounding made the matrix indefinite
+            self.inverse_hessian.reset()
+            self._begin_search()
+
+    def _ask(self) -> None:
+        self.point = self.current.point + self.search.step * self.direction
+
+    def _end_search(self, found: LineSearchResult) -> None:
+        """Move to where the line search led, learn from it, and begin the next one."""
+        self.iterations += 1
+        previous, slope, value_error = self.current, self.search.start.slope, self.search.noise
+        if found.accepted is not None:  # the last trial, at the point asked for
+            current = Iterate(self.point, found.accepted.value, found.accepted.gradient)
+        else:
+            current = previous.moved(self.direction, found.best)
+        self.current = current
+        self.lowest = min(self.lowest, found.best.value)
+        if current.value <= self.lowest + value_error:
+            self.best = current
+        elif found.best.value < self.best.value:
+            self.best = previous.moved(self.direction, found.best)
+
+        if found.accepted is not None:
             # By the slopes, which are more exact than the values, unless there is a kink between.
-            by_slopes = -search.accepted.step * (slope + search.accepted.slope) / 2
-            last_decrease = by_slopes if by_slopes > 0 else previous.value - current.value
-            inverse_hessian.update(
+            by_slopes = -found.accepted.step * (slope + found.accepted.slope) / 2
+            self.last_decrease = by_slopes if by_slopes > 0 else previous.value - current.value
+            self.inverse_hessian.update(
                 current.point - previous.point, current.gradient - previous.gradient
             )
-            bundle.clear()
-        elif predicted_decrease <= value_error:
-            return finish(StopReason.BELOW_NOISE)
+            self.bundle.clear()
+            self._begin_search()
+        elif self.predicted_decrease <= value_error:
+            self._finish(StopReason.BELOW_NOISE)
+        elif self._widen_bundle(found.beyond, moved=current.value < previous.value):
+            self._begin_search()
         else:
-            # There is a kink: next comes the direction that descends on both of its sides.
-            if current.value < previous.value:
-                bundle.clear()
-            if search.beyond is None or len(bundle) == MOST_GRADIENTS:
-                if inverse_hessian.is_identity:
-                    return finish(StopReason.NO_DECREASE)
-                bundle.clear()
-            else:
-                bundle.append(search.beyond.gradient)
-            inverse_hessian.reset()
+            self._finish(StopReason.NO_DECREASE)
+
+    def _widen_bundle(self, beyond: Trial | None, *, moved: bool) -> bool:
+        """Add the gradient behind a kink to the bundle; False where there is no more to try."""
+        if moved:
+            self.bundle.clear()
+        if beyond is not None and len(self.bundle) < MOST_GRADIENTS:
+            self.bundle.append(beyond.gradient)
+        elif self.inverse_hessian.is_identity:
+            return False
+        else:  # along the gradient
+            self.bundle.clear()
+        self.inverse_hessian.reset()
+        return True
+
+    def _finish(self, reason: StopReason) -> None:
+        self.point = self.best.point
+        self.result = BFGSResult(*self.best, self.iterations, self.evaluations, reason)
 
 
 def _first_step(last_decrease: float, predicted_decrease: float) -> float:
@@ -167,8 +222,9 @@ def _first_step(last_decrease: float, predicted_decrease: float) -> float:
     return min(1.0, 1.01 * last_decrease / predicted_decrease) or 1.0  # 0 is an underflow
 
 
-@dataclass(frozen=True, slots=True)
-class _Iterate:
+class Iterate(NamedTuple):
+    """A point [m] with the value and the gradient [m] there."""
+
     point: Vector
     value: float
     gradient: Vector
@@ -179,53 +235,6 @@ class _Iterate:
     def moved(self, direction: Vector, trial: Trial) -> Self:
         point = self.point + trial.step * direction
         return type(self)(point, trial.value, trial.gradient)
-
-
-class _InverseHessian:
-    """The BFGS approximation of the inverse Hessian, [m, m], positive definite."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self.reset()
-
-    def reset(self) -> None:
-        self.matrix = np.eye(self._size)
-        self.is_identity = True
-
-    def times(self, vector: Vector) -> Vector:
-        return self.matrix @ vector
-
-    def update(self, step: Vector, change: Vector) -> None:
-        """Learn that this step caused this change of the gradient, so that H·change = step.
-
-        Left out when the curvature along the step, stepᵀchange, is not safely positive: the
-        matrix would lose its definiteness.
-        """
-        curvature = float(step @ change)
-        if curvature <= EPSILON * math.sqrt(float(step @ step)) * math.sqrt(float(change @ change)):
-            return
-        if self.is_identity:
-            # The usual scaling of the first matrix, but only upwards: a first direction that is
-            # more curved than expected says nothing against the scale of the others, and
-            # directions taken for too curved are slow to be learnt.
-            self.matrix *= max(1.0, curvature / float(change @ change))
-            self.is_identity = False
-        image = self.matrix @ change
-        weight = (1 + float(change @ image) / curvature) / curvature
-        # weight·ssᵀ − (s·imageᵀ + image·sᵀ)/curvature, as one matrix and its transpose.
-        half = np.multiply.outer(step, 0.5 * weight * step - image / curvature)
-        self.matrix += half
-        self.matrix += half.T
-
-
-def _along(function: Function, start: _Iterate, direction: Vector) -> Callable[[float], Trial]:
-    """The function of one variable that the line search sees."""
-
-    def evaluate(step: float) -> Trial:
-        value, gradient = function(start.point + step * direction)
-        return Trial(step, value, float(gradient @ direction), gradient)
-
-    return evaluate
 
 
 def _check_arguments(start: Vector, max_iterations: int, noise: float) -> None:

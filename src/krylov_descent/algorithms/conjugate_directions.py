@@ -16,11 +16,9 @@ import numpy as np
 from torch import Tensor
 
 from krylov_descent.algorithms.bundle import hull_weights_from
-from krylov_descent.algorithms.line_search import Trial, wolfe_search
+from krylov_descent.algorithms.line_search import LineSearchResult, Trial, WolfeSearch
 
 Formula = Literal["polak-ribiere", "hestenes-stiefel"]
-Function = Callable[[Tensor], tuple[float, Tensor]]
-"""From a point [n] to the value and the gradient [n] there."""
 Agreed = Callable[[float], float]
 """From a number that vectors gave to the one to go on with: of several processes, one's."""
 
@@ -57,7 +55,7 @@ class NonlinearCGResult:
     value: float
     memory: Memory | None
     iterations: int  # line searches made
-    evaluations: int  # calls of the function
+    evaluations: int  # of the function, beside that of the start
     reason: StopReason
 
 
@@ -65,24 +63,16 @@ def _own(number: float) -> float:
     return number
 
 
-def minimize_nonlinear_cg(
-    function: Function,
-    start: Tensor,
-    initial: tuple[float, Tensor],
-    *,
-    formula: Formula = "polak-ribiere",
-    memory: Memory | None = None,
-    max_iterations: int = 20,
-    slope_tolerance: float = 0.1,
-    noise: float = 0.0,
-    agreed: Agreed = _own,
-) -> NonlinearCGResult:
-    """Go on with conjugate gradients for some iterations.
+class ConjugateDirections:
+    """A minimiser that goes on with conjugate gradients for some iterations.
+
+    It asks for value and gradient at `point` and goes on when `tell` is called with them (see
+    `minimizer`). It keeps the tensors it is given, which must not be changed.
 
     Args:
-        function: value and gradient at a point; infinity or NaN mean that the point is too far.
         start: where to begin [n].
-        initial: value and gradient there, both finite.
+        value: there, finite.
+        gradient: there [n], finite.
         formula: of β; see `conjugacy`.
         memory: of the iterations before, where there were any.
         max_iterations: the most line searches to make.
@@ -91,58 +81,129 @@ def minimize_nonlinear_cg(
         agreed: called with each number that decisions follow from, besides the values; where
             several processes run the same iterations it returns that of one of them.
 
+    Attributes:
+        result: where the iterations led; None while points are asked for.
+
     It restarts from the gradient where β is zero, where the direction hardly descends, after n
     directions, and where a line search failed. Where one along the gradient fails, there is a kink,
     and it goes on along the shortest vector of a bundle of gradients (see `bundle`).
 
-    Memory: 9 vectors [n], and as many more as a bundle has, at kinks.
+    Memory: 9 vectors [n] with the point asked for and its gradient, and as many more as a bundle
+    has, at kinks.
     """
-    point, (value, gradient) = start, initial
-    bundle: list[Tensor] = []  # gradients around the point, where line searches failed
-    iterations = evaluations = 0
-    reason = StopReason.ITERATION_LIMIT
-    while iterations < max_iterations:
+
+    def __init__(
+        self,
+        start: Tensor,
+        value: float,
+        gradient: Tensor,
+        *,
+        formula: Formula = "polak-ribiere",
+        memory: Memory | None = None,
+        max_iterations: int = 20,
+        slope_tolerance: float = 0.1,
+        noise: float = 0.0,
+        agreed: Agreed = _own,
+    ) -> None:
+        self.formula: Formula = formula
+        self.max_iterations, self.slope_tolerance, self.noise = (
+            max_iterations,
+            slope_tolerance,
+            noise,
+        )
+        self.agreed = agreed
+        self.iterations = self.evaluations = 0
+        self.result: NonlinearCGResult | None = None
+        self.base, self.value, self.gradient = start, value, gradient  # where a line search begins
+        self.memory = memory
+        # Gradients around the base, where line searches failed.
+        self.bundle: list[Tensor] = []
+        self._begin_search()
+
+    @property
+    def point(self) -> Tensor:
+        """The point asked for [n]; after the end, that of the result.
+
+        Computed at each reading, so that it takes no memory between an evaluation and the next.
+        """
+        if self.result is not None:
+            return self.result.point
+        return self.base + self.search.step * self.direction
+
+    def tell(self, value: float, gradient: Tensor) -> None:
+        """Take value and gradient [n] at `point` and go on to the next point, or to the result.
+
+        Infinity or NaN in either says that the point is too far.
+
+        Raises:
+            RuntimeError: there is a result already.
+        """
+        if self.result is not None:
+            raise RuntimeError(
+                f"the iterations have ended ({self.result.reason}): read `result`, "
+                "and begin others with its memory to go on"
+            )
+        slope = self.agreed(float(gradient @ self.direction))
+        self.search.tell(Trial(self.search.step, value, slope, gradient))
+        self.evaluations += 1
+        if self.search.result is not None:
+            self._end_search(self.search.result)
+            del self.search  # frees up to two gradients before the next direction is made
+            if self.result is None:
+                self._begin_search()
+
+    def _begin_search(self) -> None:
+        """Begin a line search along a new direction, or finish where there is nothing to gain."""
+        if self.iterations >= self.max_iterations:
+            self._finish(StopReason.ITERATION_LIMIT)
+            return
+        gradient, agreed = self.gradient, self.agreed
         steepest = -agreed(float(gradient @ gradient))
         if steepest == 0:  # also where the square of a tiny gradient underflows
-            reason = StopReason.ZERO_GRADIENT
-            break
-        if bundle:
-            direction = -_shortest_in_hull([gradient, *bundle], agreed)
-            slope, conjugate = agreed(float(gradient @ direction)), False
+            self._finish(StopReason.ZERO_GRADIENT)
+            return
+        if self.bundle:
+            self.direction = -_shortest_in_hull([gradient, *self.bundle], agreed)
+            slope, self.conjugate = agreed(float(gradient @ self.direction)), False
             if slope >= 0:  # the shortest vector is zero
-                reason = StopReason.NO_DECREASE
-                break
+                self._finish(StopReason.NO_DECREASE)
+                return
         else:
-            direction, slope, conjugate = _next_direction(
-                formula, gradient, steepest, memory, agreed
+            self.direction, slope, self.conjugate = _next_direction(
+                self.formula, gradient, steepest, self.memory, agreed
             )
-        search = wolfe_search(
-            _along(function, point, direction, agreed),
-            Trial(0.0, value, slope, gradient),
-            first_step=first_step(slope, gradient, memory, agreed),
-            noise=max(noise, sys.float_info.epsilon * abs(value)),
-            curvature=slope_tolerance,
+        self.search = WolfeSearch(
+            Trial(0.0, self.value, slope, gradient),
+            first_step=first_step(slope, gradient, self.memory, agreed),
+            noise=max(self.noise, sys.float_info.epsilon * abs(self.value)),
+            curvature=self.slope_tolerance,
         )
-        iterations += 1
-        evaluations += search.evaluations
-        found = search.accepted or search.best
-        if found.step == 0:
-            if conjugate:
+
+    def _end_search(self, found: LineSearchResult) -> None:
+        """Move to where the line search led, or note for the next one that it led nowhere."""
+        self.iterations += 1
+        memory, trial = self.memory, found.accepted or found.best
+        if trial.step == 0:
+            if self.conjugate:
                 assert memory is not None
-                memory = replace(memory, count=0)
-            elif search.beyond is None or len(bundle) == MOST_GRADIENTS:
-                reason = StopReason.NO_DECREASE
-                break
+                self.memory = replace(memory, count=0)
+            elif found.beyond is None or len(self.bundle) == MOST_GRADIENTS:
+                self._finish(StopReason.NO_DECREASE)
             else:
-                bundle.append(search.beyond.gradient)
-            continue
-        bundle.clear()
-        count = memory.count + 1 if memory is not None and conjugate else 1
-        due = search.accepted is None or count >= gradient.numel()
-        memory = Memory(direction, gradient, slope * found.step, 0 if due else count)
-        point = point + found.step * direction
-        value, gradient = found.value, found.gradient
-    return NonlinearCGResult(point, value, memory, iterations, evaluations, reason)
+                self.bundle.append(found.beyond.gradient)
+            return
+        self.bundle.clear()
+        count = memory.count + 1 if memory is not None and self.conjugate else 1
+        due = found.accepted is None or count >= self.gradient.numel()
+        promised = self.search.start.slope * trial.step
+        self.memory = Memory(self.direction, self.gradient, promised, 0 if due else count)
+        self.base = self.base + trial.step * self.direction
+        self.value, self.gradient = trial.value, trial.gradient
+
+    def _finish(self, reason: StopReason) -> None:
+        self.result = NonlinearCGResult(
+            self.base, self.value, self.memory, self.iterations, self.evaluations, reason
+        )
 
 
 def conjugacy(formula: Formula, gradient: Tensor, memory: Memory, agreed: Agreed = _own) -> float:
@@ -194,15 +255,3 @@ def _shortest_in_hull(vectors: list[Tensor], agreed: Agreed) -> Tensor:
     weights = hull_weights_from((products + products.T) / 2)
     pieces = [float(weight) * vector for weight, vector in zip(weights, vectors, strict=True)]
     return sum(pieces[1:], start=pieces[0])
-
-
-def _along(
-    function: Function, point: Tensor, direction: Tensor, agreed: Agreed
-) -> Callable[[float], Trial]:
-    """The function of one variable that the line search sees."""
-
-    def evaluate(step: float) -> Trial:
-        value, gradient = function(point + step * direction)
-        return Trial(step, value, agreed(float(gradient @ direction)), gradient)
-
-    return evaluate

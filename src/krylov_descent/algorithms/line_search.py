@@ -1,6 +1,6 @@
 """A line search for the strong Wolfe conditions that knows how noisy the values are.
 
-The search sees a function φ of one variable, the step, through trials. Each trial is judged:
+The search asks for trials of a function φ of one variable, the step. Each trial is judged:
 
     too far      not finite, wild, no sufficient decrease, or climbing steeply
     too short    sufficient decrease, but still descending steeply
@@ -24,10 +24,10 @@ approximate Wolfe conditions of Hager & Zhang, 2005) and place the next one.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import Any, NamedTuple
+
+from krylov_descent.algorithms.interpolation import Point, middle, step_between, step_beyond
 
 # Of the Wolfe conditions: the part of the decrease that the first slope promises to insist on, and
 # the part of that slope that may remain.
@@ -39,19 +39,11 @@ NOISE_ALLOWANCE = 3.0
 # A slope is wild if it is this many times the first one, and the mean slope of the values so far.
 WILD = 1e3
 
-# Bounds on the growth of a step while nothing was too far, as multiples of the longest one.
-SMALLEST_GROWTH, LARGEST_GROWTH = 1.1, 10.0
-
-# Bounds on an interpolated step, as parts of the bracket. The lower one is tiny because the first
-# trial may be too far by many orders of magnitude.
-NEAREST, FARTHEST = 1e-8, 0.9
-
 # A bracket that did not shrink to this part is halved next, whatever interpolation says.
 ENOUGH_SHRINKAGE = 2 / 3
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(NamedTuple):
     """The function at one step along the direction."""
 
     step: float
@@ -70,8 +62,7 @@ class LineSearchOutcome(StrEnum):
     NOTHING_TO_GAIN = "no acceptable step, and what is left to gain is below the noise"
 
 
-@dataclass(frozen=True, slots=True)
-class LineSearchResult:
+class LineSearchResult(NamedTuple):
     """What a line search found and what it cost."""
 
     accepted: Trial | None  # the trial that meets the conditions
@@ -81,170 +72,134 @@ class LineSearchResult:
     outcome: LineSearchOutcome
 
 
-class Point(NamedTuple):
-    """A trial without its gradient, which may be large: all that the bracket needs."""
-
-    step: float
-    value: float
-    slope: float
-
-
-class _Verdict(Enum):
+class _Miss(Enum):
     TOO_SHORT = auto()
     TOO_FAR = auto()
-    WEAK_WOLFE = auto()
-    STRONG_WOLFE = auto()
-    APPROXIMATE_WOLFE = auto()
 
 
-def wolfe_search(
-    evaluate: Callable[[float], Trial],
-    start: Trial,
-    *,
-    first_step: float = 1.0,
-    noise: float = 0.0,
-    sufficient_decrease: float = SUFFICIENT_DECREASE,
-    curvature: float = CURVATURE,
-    max_evaluations: int = 20,
-    weak: bool = False,
-) -> LineSearchResult:
-    """Find a step that meets the strong Wolfe conditions.
+class WolfeSearch:
+    """The search for a step that meets the strong Wolfe conditions.
 
     With φ the value and φ' the slope, a step t > 0 is accepted when
     φ(t) ≤ φ(0) + sufficient_decrease · t · φ'(0) and |φ'(t)| ≤ curvature · |φ'(0)|;
     the second condition is enough where φ(t) and φ(0) agree to within their noise.
 
+    It asks for a trial at `step` and goes on when `tell` is called with it:
+
+        while search.result is None:
+            search.tell(trial_at(search.step))
+
     Args:
-        evaluate: the trial at a given step; a value or slope that is not finite means too far.
         start: the trial at step 0; its slope must be negative.
-        first_step: the first step tried.
+        first_step: the first step asked for.
         noise: standard deviation of the absolute error of one value; 0 says they are exact.
         sufficient_decrease: the part of the decrease promised by the first slope to insist on.
         curvature: the part of the first slope that may remain.
-        max_evaluations: the most trials to make.
+        max_evaluations: the most trials to ask for.
         weak: whether the weak Wolfe conditions are enough.
 
-    Memory: at most four trials are held at a time: ``start``, the best, the shortest that was too
-    far and the newest.
-    """
-    _check_arguments(start, first_step, noise, sufficient_decrease, curvature, max_evaluations)
-    allowance = NOISE_ALLOWANCE * noise
+    Attributes:
+        step: the step asked for; of no meaning after the end.
+        result: what was found; None while trials are asked for.
 
-    def is_sound(trial: Trial) -> bool:
+    Memory: at most three trials are held: ``start``, the best, and the shortest that was too far.
+    """
+
+    def __init__(
+        self,
+        start: Trial,
+        *,
+        first_step: float = 1.0,
+        noise: float = 0.0,
+        sufficient_decrease: float = SUFFICIENT_DECREASE,
+        curvature: float = CURVATURE,
+        max_evaluations: int = 20,
+        weak: bool = False,
+    ) -> None:
+        self.start, self.noise, self.allowance = start, noise, NOISE_ALLOWANCE * noise
+        self.sufficient_decrease, self.curvature, self.weak = sufficient_decrease, curvature, weak
+        self.max_evaluations, self.evaluations = max_evaluations, 0
+        self.step = first_step
+        _check_arguments(self)
+        self.result: LineSearchResult | None = None
+        self.best = start
+        self.beyond: Trial | None = None
+        # The longest that was too short, and the one before it.
+        self.low = self.shorter = _point(start)
+        # The shortest that was too far; NaN where nothing can be interpolated with it.
+        self.high: Point | None = None
+        self.width = math.inf  # of the bracket between low and high
+
+    def tell(self, trial: Trial) -> None:
+        """Take the trial at `step`, and go on to the next step or to the result.
+
+        Args:
+            trial: a value or slope in it that is not finite means too far.
+
+        Raises:
+            RuntimeError: there is a result already.
+        """
+        if self.result is not None:
+            raise RuntimeError(
+                f"the line search has ended ({self.result.outcome}): read `result`, "
+                "and begin another one to go on"
+            )
+        self.evaluations += 1
+        if not self._is_sound(trial):
+            self.high = Point(trial.step, math.nan, math.nan)
+        else:
+            if trial.value < self.best.value:
+                self.best = trial
+            verdict = self._judge(trial)
+            if isinstance(verdict, LineSearchOutcome):
+                self._finish(verdict, accepted=trial)
+                return
+            if verdict is _Miss.TOO_SHORT:
+                self.shorter, self.low = self.low, _point(trial)
+            else:
+                self.high, self.beyond = _point(trial), trial
+        self._place_next()
+
+    def _is_sound(self, trial: Trial) -> bool:
+        """Whether the trial is finite and not wild."""
         if not _is_finite(trial):
             return False
-        change = abs(trial.value - start.value) + allowance
-        return abs(trial.slope) <= WILD * max(-start.slope, change / trial.step)
+        change = abs(trial.value - self.start.value) + self.allowance
+        return abs(trial.slope) <= WILD * max(-self.start.slope, change / trial.step)
 
-    def judge(trial: Trial) -> _Verdict:
-        if not is_sound(trial):
-            return _Verdict.TOO_FAR
-        change = trial.value - start.value
-        values_tell = abs(change) >= allowance
-        if values_tell and change > sufficient_decrease * trial.step * start.slope:
-            return _Verdict.TOO_FAR
-        if trial.slope > -curvature * start.slope:
-            return _Verdict.WEAK_WOLFE if weak and values_tell else _Verdict.TOO_FAR
-        if trial.slope < curvature * start.slope:
-            return _Verdict.TOO_SHORT
-        return _Verdict.STRONG_WOLFE if values_tell else _Verdict.APPROXIMATE_WOLFE
+    def _judge(self, trial: Trial) -> LineSearchOutcome | _Miss:
+        """By which conditions a sound trial is acceptable, or how it misses them."""
+        change, first_slope = trial.value - self.start.value, self.start.slope
+        values_tell = abs(change) >= self.allowance
+        if values_tell and change > self.sufficient_decrease * trial.step * first_slope:
+            return _Miss.TOO_FAR
+        if trial.slope > -self.curvature * first_slope:
+            return LineSearchOutcome.WEAK_WOLFE if self.weak and values_tell else _Miss.TOO_FAR
+        if trial.slope < self.curvature * first_slope:
+            return _Miss.TOO_SHORT
+        if values_tell:
+            return LineSearchOutcome.STRONG_WOLFE
+        return LineSearchOutcome.APPROXIMATE_WOLFE
 
-    best, beyond = start, None
-    shorter = low = _point(start)  # the longest that was too short, and the one before it
-    high: Point | None = None  # the shortest too far; NaN if nothing can be interpolated with it
-    step, width = first_step, math.inf
-    for evaluations in range(1, max_evaluations + 1):
-        trial = evaluate(step)
-        if is_sound(trial) and trial.value < best.value:
-            best = trial
-
-        match judge(trial):
-            case _Verdict.WEAK_WOLFE:
-                outcome = LineSearchOutcome.WEAK_WOLFE
-                return LineSearchResult(trial, best, beyond, evaluations, outcome)
-            case _Verdict.STRONG_WOLFE:
-                outcome = LineSearchOutcome.STRONG_WOLFE
-                return LineSearchResult(trial, best, beyond, evaluations, outcome)
-            case _Verdict.APPROXIMATE_WOLFE:
-                outcome = LineSearchOutcome.APPROXIMATE_WOLFE
-                return LineSearchResult(trial, best, beyond, evaluations, outcome)
-            case _Verdict.TOO_SHORT:
-                shorter, low = low, _point(trial)
-            case _Verdict.TOO_FAR:
-                # Nothing can be interpolated with what is wild.
-                high = Point(step, math.nan, math.nan)
-                if is_sound(trial):
-                    high, beyond = _point(trial), trial
-        del trial  # frees its gradient before the next one is made, unless it is the best
-
+    def _place_next(self) -> None:
+        """Ask for a step beyond ``low``, or inside the bracket; or give up."""
+        low, high = self.low, self.high
         if high is None:
-            step = _step_beyond(shorter, low, allowance)
-            continue
-        previous_width, width = width, high.step - low.step
-        if width <= ENOUGH_SHRINKAGE * previous_width:
-            step = _step_between(low, high, allowance)
+            self.step = step_beyond(self.shorter, low, self.allowance)
         else:
-            step = _middle(low, high)
-        if -low.slope * width <= noise or not low.step < step < high.step:
-            outcome = LineSearchOutcome.NOTHING_TO_GAIN
-            return LineSearchResult(None, best, beyond, evaluations, outcome)
-    outcome = LineSearchOutcome.EVALUATION_LIMIT
-    return LineSearchResult(None, best, beyond, max_evaluations, outcome)
+            previous_width, self.width = self.width, high.step - low.step
+            if self.width <= ENOUGH_SHRINKAGE * previous_width:
+                self.step = step_between(low, high, self.allowance)
+            else:
+                self.step = middle(low, high)
+            if -low.slope * self.width <= self.noise or not low.step < self.step < high.step:
+                self._finish(LineSearchOutcome.NOTHING_TO_GAIN)
+                return
+        if self.evaluations == self.max_evaluations:
+            self._finish(LineSearchOutcome.EVALUATION_LIMIT)
 
-
-def _step_beyond(shorter: Point, low: Point, allowance: float) -> float:
-    """A longer step than ``low``, where the function seems to have its minimum."""
-    minimum = _minimum(shorter, low, allowance)
-    if minimum is None:
-        return LARGEST_GROWTH * low.step
-    return min(max(minimum, SMALLEST_GROWTH * low.step), LARGEST_GROWTH * low.step)
-
-
-def _step_between(low: Point, high: Point, allowance: float) -> float:
-    """A step inside the bracket, where the function seems to have its minimum."""
-    minimum = _minimum(low, high, allowance) if _is_finite(high) else None
-    if minimum is None:
-        return _middle(low, high)
-    width = high.step - low.step
-    return min(max(minimum, low.step + NEAREST * width), low.step + FARTHEST * width)
-
-
-def _middle(low: Point, high: Point) -> float:
-    """The middle of the bracket in order of magnitude, for a scale may be what is sought."""
-    return math.sqrt(low.step) * math.sqrt(high.step) if low.step > 0 else high.step / 10
-
-
-def _minimum(left: Point, right: Point, allowance: float) -> float | None:
-    """The step of the minimum that two points suggest, or None; the left slope is negative."""
-    width = right.step - left.step
-    secant = (right.value - left.value) / width
-    if allowance > 0.1 * width * max(-left.slope, abs(right.slope)):
-        # The values are too noisy to help: the zero of the line through the slopes.
-        return _zero_of_derivative(left, width, 0.5 * (right.slope - left.slope), 0.0)
-    if right.value > left.value:
-        # The parabola through both values. It leaves out the right slope, which far away says
-        # little about the left end, and so errs on the side of a short step.
-        return _zero_of_derivative(left, width, secant - left.slope, 0.0)
-    # The cubic through both values and slopes.
-    linear = 3 * secant - 2 * left.slope - right.slope
-    square = 3 * (left.slope + right.slope - 2 * secant)
-    return _zero_of_derivative(left, width, linear, square)
-
-
-def _zero_of_derivative(left: Point, width: float, linear: float, square: float) -> float | None:
-    """Where left.slope + 2·linear·u + square·u² crosses zero upwards, at u widths from the left.
-
-    Written as −slope / (linear + √(linear² − slope·square)), which does not cancel however close
-    to the left end the zero lies.
-    """
-    scale = max(-left.slope, abs(linear), abs(square))
-    if not math.isfinite(scale):
-        return None
-    slope, linear, square = left.slope / scale, linear / scale, square / scale
-    discriminant = linear * linear - slope * square
-    if discriminant < 0 or linear + math.sqrt(discriminant) <= 0:
-        return None
-    return left.step - width * slope / (linear + math.sqrt(discriminant))
+    def _finish(self, outcome: LineSearchOutcome, accepted: Trial | None = None) -> None:
+        self.result = LineSearchResult(accepted, self.best, self.beyond, self.evaluations, outcome)
 
 
 def _point(trial: Trial) -> Point:
@@ -255,14 +210,8 @@ def _is_finite(trial: Trial | Point) -> bool:
     return math.isfinite(trial.value) and math.isfinite(trial.slope)
 
 
-def _check_arguments(
-    start: Trial,
-    first_step: float,
-    noise: float,
-    sufficient_decrease: float,
-    curvature: float,
-    max_evaluations: int,
-) -> None:
+def _check_arguments(search: WolfeSearch) -> None:
+    start, curvature, decrease = search.start, search.curvature, search.sufficient_decrease
     if start.step != 0 or not _is_finite(start):
         raise ValueError(f"start must be the trial at step 0 and finite, got {_point(start)}")
     if start.slope >= 0:
@@ -270,14 +219,14 @@ def _check_arguments(
             f"start.slope must be negative, got {start.slope}: "
             "the function does not fall along this direction; search along another one"
         )
-    if not 0 < first_step < math.inf:
-        raise ValueError(f"first_step must be positive and finite, got {first_step}")
-    if not 0 <= noise < math.inf:
-        raise ValueError(f"noise must be finite and at least 0, got {noise}")
-    if not 0 < sufficient_decrease < curvature < 1:
+    if not 0 < search.step < math.inf:
+        raise ValueError(f"first_step must be positive and finite, got {search.step}")
+    if not 0 <= search.noise < math.inf:
+        raise ValueError(f"noise must be finite and at least 0, got {search.noise}")
+    if not 0 < decrease < curvature < 1:
         raise ValueError(
             "sufficient_decrease and curvature must be ordered as "
-            f"0 < sufficient_decrease < curvature < 1, got {sufficient_decrease} and {curvature}"
+            f"0 < sufficient_decrease < curvature < 1, got {decrease} and {curvature}"
         )
-    if max_evaluations < 1:
-        raise ValueError(f"max_evaluations must be at least 1, got {max_evaluations}")
+    if search.max_evaluations < 1:
+        raise ValueError(f"max_evaluations must be at least 1, got {search.max_evaluations}")

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.algorithms.conjugate_directions import (
+    ConjugateDirections,
     Formula,
     Memory,
     NonlinearCGResult,
     first_step,
-    minimize_nonlinear_cg,
 )
+from krylov_descent.algorithms.minimizer import minimize
 from krylov_descent.algorithms.noise import (
     NOISE_POINTS,
     noise_over_ranks,
@@ -233,10 +234,10 @@ class _Step:
         optimizer = self.optimizer
         memory = optimizer._memory()
         noise = self.noise(theta, start, slope, memory)
-        found = minimize_nonlinear_cg(
-            self.value_and_gradient,
+        directions = ConjugateDirections(
             theta,
-            (start.value, start.gradient),
+            start.value,
+            start.gradient,
             formula=optimizer.formula,
             memory=memory,
             max_iterations=optimizer.iterations,
@@ -244,6 +245,7 @@ class _Step:
             noise=noise,
             agreed=self.ranks.agreed_number,
         )
+        found = minimize(directions, self.value_and_gradient)
         self.account.note(
             noise=noise, iterations=found.iterations, evaluations=found.evaluations + 1
         )

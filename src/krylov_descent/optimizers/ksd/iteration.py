@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from krylov_descent.algorithms.bfgs import BFGSResult, minimize_bfgs
+from krylov_descent.algorithms.bfgs import BFGS, BFGSResult
 from krylov_descent.algorithms.coordinates import Coordinates, subspace_is_known
+from krylov_descent.algorithms.minimizer import minimize
 from krylov_descent.algorithms.subspace import Subspace
 from krylov_descent.curvature.krylov_basis import Basis, KrylovBasis
 from krylov_descent.objective.batches import Nothing, Samples
@@ -170,13 +171,9 @@ class Iteration:
         if not is_finite:
             return None
         noise = f.noise(start, gradient)
-        best = minimize_bfgs(
-            f,
-            np.zeros_like(gradient),
-            initial=(start, gradient),
-            max_iterations=self._optimizer.bfgs_iterations,
-            noise=noise,
-        )
+        most = self._optimizer.bfgs_iterations
+        bfgs = BFGS(np.zeros_like(gradient), start, gradient, max_iterations=most, noise=noise)
+        best = minimize(bfgs, f)
         account.note(noise=noise, iterations=best.iterations, evaluations=best.evaluations + 1)
         account.count(f.samples_seen)
         return best
