@@ -32,6 +32,7 @@ from krylov_descent.objective.layers.layer_gradients import losses_and_reach
 from krylov_descent.objective.network import Network
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.parameters import FlatParameters
+from krylov_descent.runtime.private import copy_each
 
 # Names of recordings.
 EVALUATION, NOISE, STEP = "evaluation", "noise", "step"
@@ -203,7 +204,7 @@ class RecordedObjective:
         write(coefficients, self._step.result[0].numpy())
         _, norm, pieces = self._step()
         norm_arriving = Arriving(norm, self._device)
-        torch._foreach_copy_(self._pieces, pieces)
+        copy_each(self._pieces, pieces)
         return Taken(self._pieces, norm_arriving)
 
     def _launch(self, coefficients: Vector) -> _Evaluation:
