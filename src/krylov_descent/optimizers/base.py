@@ -25,8 +25,10 @@ from krylov_descent.objective.network import Forward
 from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.snapshot import Snapshot
 from krylov_descent.runtime.descriptions import described, described_modules, name_of, tensors_of
+from krylov_descent.runtime.private import holds_hooks
 from krylov_descent.runtime.rank_agreement import check_alike, check_nobody_has_data
 from krylov_descent.runtime.ranks import ProcessGroup
+from krylov_descent.runtime.threads import step_turn
 from krylov_descent.runtime.validation import check_not_negative, check_whole
 
 Closure = Callable[[], Any]
@@ -112,7 +114,7 @@ class DataOptimizer(torch.optim.Optimizer):
         return {
             name: value
             for name, value in vars(self).items()
-            if name != "step" and not name.startswith("_optimizer_")
+            if name != "step" and not holds_hooks(name)
         }
 
     def _check_groups(self) -> None:
@@ -239,6 +241,7 @@ class DataOptimizer(torch.optim.Optimizer):
             number = self._check_alike(given) if ranks.together else 0
             network, recordings = self.objective.network, self.objective.recordings
             with (
+                step_turn(network.parameters.device),
                 ranks.step(number),
                 torch.enable_grad(),
                 network.algebra(),
@@ -344,10 +347,6 @@ class DataOptimizer(torch.optim.Optimizer):
                     f"the state is of another model: `{key}` of {name} has shape "
                     f"{tuple(piece.shape)}, the parameter {tuple(p.shape)}"
                 )
-        if len(pieces) > 1 and all(piece is not None for piece in pieces):
-            # As `flatten` does, without a call for each piece.
-            vector: Tensor = torch._utils._flatten_dense_tensors(pieces)
-            return vector
         return parameters.flatten(pieces)
 
     def _get_vector(self, key: str) -> Tensor | None:
