@@ -49,7 +49,7 @@ def sections(device: torch.device) -> list[str]:
 
 def measure(section: str, setting: Setting) -> Section:
     """Time every candidate in turn, `repeats` times around, and take its peak memory."""
-    torch._dynamo.reset()  # what was compiled for other networks counts against a limit
+    torch.compiler.reset()  # what was compiled for other networks counts against a limit
     kinds = CURVATURES.get(section, OTHER_CURVATURES)
     workload = WORKLOADS[section](setting.device)
     measured = measure_workload(workload, kinds, setting.repeats, PRODUCTS)

@@ -66,7 +66,7 @@ def imports(name: str) -> list[tuple[str, bool]]:
 
 
 def room_of(name: str) -> str:
-    return name.split(".")[0]
+    return name.split(".", maxsplit=1)[0]
 
 
 def test_the_package_has_few_rooms_and_no_loose_modules() -> None:

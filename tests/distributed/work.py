@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from krylov_descent.algorithms.stored_subspace import stored_krylov_basis
+from krylov_descent.optimizers.ksd.spread_objective import SpreadObjective
 from torch import Tensor, nn
 
 from krylov_descent import KSD, HessianFree, NonlinearCG
@@ -20,7 +21,6 @@ from krylov_descent.objective.batches import as_samples
 from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.ksd import subset_growth as growing_sets
-from krylov_descent.optimizers.ksd.spread_objective import SpreadObjective
 from krylov_descent.runtime.ranks import Ranks
 from tests.optimizers.nets import beginning_small, classes, net, noisy_classes, parameters_of
 

@@ -13,7 +13,6 @@ from torch.nn.utils.parametrizations import spectral_norm
 from krylov_descent.curvature.products import Curvature
 from krylov_descent.objective.contract_probe import PROBE_SAMPLES, buffers_kept
 from krylov_descent.objective.losses import LossContractError
-from krylov_descent.objective.network import modules_in
 from krylov_descent.objective.objective import Objective
 from krylov_descent.runtime.precision import derivatives_in_tf32
 from tests.problems import PAIRS, make
@@ -302,13 +301,6 @@ def test_samples_are_from_all_over_the_batch() -> None:
     objective = Objective(nn.Linear(4, 3, bias=False), nn.MSELoss())
     objective.value((inputs, torch.randn(40, 3)))
     assert objective.network.trusted_layers == {""}
-
-
-def test_the_modules_of_a_model_are_those_that_torch_has() -> None:
-    shared = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    model = nn.Sequential(shared, nn.Sequential(nn.ReLU(), shared, shared[0]), nn.Sequential())
-    model.register_module("nothing", None)
-    assert modules_in(model) == list(model.modules())
 
 
 def test_it_looks_again_when_other_parameters_are_trained() -> None:

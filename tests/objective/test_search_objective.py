@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from krylov_descent.optimizers.ksd.search_objective import SubspaceObjective
 from torch import Tensor, nn
 
 from krylov_descent.algorithms.coordinates import Coordinates
@@ -19,7 +20,6 @@ from krylov_descent.curvature.preconditioners.preconditioner import Identity
 from krylov_descent.curvature.products import Curvature
 from krylov_descent.objective.batches import as_samples
 from krylov_descent.objective.objective import Objective
-from krylov_descent.optimizers.ksd.search_objective import SubspaceObjective
 from tests import dense
 from tests.matrices import numbers
 from tests.problems import make

@@ -6,7 +6,7 @@ Autograd tells an operation only which of them could be.
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from krylov_descent.runtime.private import will_be_computed
 
 
 @dataclass(slots=True)
@@ -30,9 +30,4 @@ def is_asked_for(edge: tuple[Any, int]) -> bool:
     `needs_input_grad` tells whether any could.
     """
     node, _ = edge
-    if node is None:
-        return False
-    try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # a leaf whose gradient is asked for
-        return True
+    return node is not None and will_be_computed(node)

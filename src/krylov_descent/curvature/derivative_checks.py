@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
+
+from krylov_descent.runtime.private import function_of
 
 Pieces = list[Tensor]
 # A direction → the product with it, or the derivative along it.
@@ -182,9 +183,8 @@ def foreign_operations(outputs: Sequence[Tensor]) -> list[str]:
         if node in seen:
             continue
         seen.add(node)
-        if isinstance(node, BackwardCFunction):
-            backward: Any = type(node)
-            function = backward._forward_cls
+        function = function_of(node)
+        if function is not None:
             if not function.__module__.startswith("krylov_descent."):
                 found.add(function.__name__)
         elif "CppNode" in node.name():  # an extension in C++

@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from krylov_descent.curvature.forward_mode import BatchProduct
+from krylov_descent.curvature.forward_mode import BatchProduct, unfused_attention
 from krylov_descent.curvature.lean_functions import LeanFunctions
 from krylov_descent.objective.batches import Batch, Tree, tensors_in
 from krylov_descent.objective.layers.layer_gradients import Reach
 from krylov_descent.objective.layers.linear_layers import NUMPYS, recorded_linear_layers
 from krylov_descent.objective.losses import OutputHessian
 from krylov_descent.objective.network import Network, require_graph
+from krylov_descent.runtime.private import DispatchMode
 
 
 def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian) -> BatchProduct:
@@ -30,7 +29,7 @@ def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian
     directions = [torch.zeros_like(z, requires_grad=True) for z in active]
     zeros: AbstractContextManager[Any] = nullcontext()
     if reach.on_cpu_and_large:
-        zeros = _ProductsOfZeros()  # type: ignore[no-untyped-call]
+        zeros = _ProductsOfZeros()
     with zeros:
         transposed: tuple[Tensor | None, ...] = torch.autograd.grad(
             active, reach.tensors, directions, create_graph=True, allow_unused=True
@@ -71,15 +70,11 @@ def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian
     return product
 
 
-class _ProductsOfZeros(TorchDispatchMode):
+class _ProductsOfZeros(DispatchMode):
     """For a while the product of a matrix of zeros with another is known to be zero, on a CPU.
 
     Jᵀ0 is nothing else, and wanted for its graph alone.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # to keep the compiler out of this it would be loaded, which takes a second
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -148,13 +143,13 @@ def hessian(network: Network, batch: Batch) -> BatchProduct:
 
 def outputs_of(network: Network, batch: Batch) -> Tree:
     """The outputs of a batch, with a graph that can be differentiated twice."""
-    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+    with unfused_attention:  # the fused kernels have no second derivative
         return network.outputs(batch, eager=True)
 
 
 def losses_of(network: Network, batch: Batch) -> Tensor:
     """The per-sample losses of a batch, with a graph that can be differentiated twice."""
-    with sdpa_kernel(SDPBackend.MATH):
+    with unfused_attention:
         return network.sample_losses(batch, eager=True)
 
 

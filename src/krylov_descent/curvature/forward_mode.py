@@ -6,6 +6,7 @@ derivative of the gradient would differentiate the backward pass, which is what 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from krylov_descent.objective.batches import Batch, tensors_in
 from krylov_descent.objective.losses import OutputHessian
 from krylov_descent.objective.network import Network
+from krylov_descent.runtime.threads import Shared
+
+# A switch of the whole process. While one thread is in this, attention has the plain kernels in all
+# threads: the numbers are the same but for rounding, and it takes longer.
+unfused_attention = Shared(partial(sdpa_kernel, SDPBackend.MATH))
 
 Values = tuple[Tensor, ...]
 # Pieces shaped like the parameters → the same, summed over the samples of one batch.
@@ -27,7 +33,7 @@ def outputs_of(network: Network, batch: Batch) -> Function:
     """The outputs that can have a derivative, as a function of the parameters' values."""
 
     def outputs(values: Values) -> Values:
-        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward derivative
+        with unfused_attention:  # the fused kernels have no forward derivative
             found = network.call_with(
                 values, network.names, lambda: network.outputs(batch, eager=True)
             )
@@ -92,7 +98,7 @@ def _around(network: Network, outputs: Function, middle: OutputHessian) -> Batch
 
 
 def _losses(network: Network, batch: Batch, values: Values) -> Tensor:
-    with sdpa_kernel(SDPBackend.MATH):
+    with unfused_attention:
         losses: Tensor = network.call_with(
             values, network.names, lambda: network.sample_losses(batch, eager=True)
         )

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from krylov_descent.curvature import convolutions, layer_norms
 from krylov_descent.curvature.asked_derivatives import AskedDerivatives
+from krylov_descent.runtime.private import transforms_are_active
 
 # The function's own numbers, with the same tensors saved in the same order, which a checkpoint goes
 # by. None where it cannot be done.
@@ -70,5 +71,5 @@ def _are_plain(given: list[Any]) -> bool:
         plain
         and len({tensor.dtype for tensor in tensors}) == 1
         and not torch.is_autocast_enabled(tensors[0].device.type)
-        and not torch._C._are_functorch_transforms_active()
+        and not transforms_are_active()
     )

@@ -195,9 +195,7 @@ def _most_precise(network: Network, few: Batch, findings: Findings) -> tuple[Net
     try:
         double = network.in_double()
         samples = few.map(lambda t: t.double() if t.is_floating_point() else t)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the loss in float32 has said all there is to say
-            losses_of(double, samples)
+        losses_of(double, samples)
     except Exception as problem:  # whatever a copy, or a model that is for float32 alone, may have
         if is_out_of_memory(problem):
             raise

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.layers.layer_trust import trusted_layers
@@ -31,9 +30,10 @@ from krylov_descent.objective.layers.parameter_writes import (
     parameters_kept,
 )
 from krylov_descent.objective.losses import LossContractError
-from krylov_descent.objective.network import Network, modules_in
+from krylov_descent.objective.network import Network
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
 from krylov_descent.runtime.precision import forward_precision
+from krylov_descent.runtime.private import DispatchMode
 
 PROBE_SAMPLES = 8
 # Rounding differs a little between batch sizes, more in low precision.
@@ -41,6 +41,15 @@ TWICE_TOLERANCE, HALVES_TOLERANCE, COARSE_TOLERANCE = 1e-4, 1e-3, 3e-2
 TF32_EPSILON = 2.0**-10
 # How far another point is, relative to each parameter, whose sign it keeps.
 ELSEWHERE = 0.9
+
+# Modules that may be random or mix samples in training mode.
+SUSPECTS = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    nn.RNNBase,
+)
 
 Signature = tuple[Any, ...]
 
@@ -92,7 +101,7 @@ class Findings:
 def signature(network: Network) -> Signature:
     """Changes when a module is replaced, or a `training` flag or autocast is switched."""
     # By weak reference: the id of a module that is gone may be given to its successor.
-    modules = tuple((weakref.ref(module), module.training) for module in modules_in(network.model))
+    modules = tuple((weakref.ref(module), module.training) for module in network.model.modules())
     return network.autocast, modules
 
 
@@ -165,8 +174,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Put every buffer back as it was, bit for bit; but for views of parameters."""
     before = [
         (module, name, buffer, buffer.clone())
-        for module in modules_in(model)
-        if module._buffers  # asked first: most have none, and this is done at every step
+        for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
     places = (p.untyped_storage().data_ptr() for p in model.parameters())
@@ -216,11 +224,11 @@ def kept_bytes(function: Callable[[], Any], parameters: list[Tensor]) -> int:
         return made.bytes
 
 
-class _ResultBytes(TorchDispatchMode):
+class _ResultBytes(DispatchMode):
     """Counts the bytes that operations return."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -259,11 +267,11 @@ class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         return tensor
 
 
-class _CoarsestArithmetic(TorchDispatchMode):
+class _CoarsestArithmetic(DispatchMode):
     """Notes the floating-point dtype with the fewest digits that any operation returns."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.coarsest = dtype
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -369,12 +377,11 @@ def _differ(first: Tensor, second: Tensor, tolerance: float) -> bool:
 
 def _suspects(model: nn.Module) -> str:
     """Names the modules in training mode that are known to behave so."""
-    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RNNBase)
     found = [
         f"{name or 'model'} ({type(module).__name__})"
         for name, module in model.named_modules()
         if module.training
-        and isinstance(module, kinds)
+        and isinstance(module, SUSPECTS)
         and not (isinstance(module, nn.RNNBase) and module.dropout == 0)
     ]
     return f" (in training mode: {', '.join(found[:3])})" if found else ""

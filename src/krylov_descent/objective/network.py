@@ -7,9 +7,9 @@ inside a batch (the probes, per-sample gradients, curvature) is built on it.
 
 import copy
 import operator
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +26,12 @@ from krylov_descent.objective.wrappers import (
     without_ddp,
 )
 from krylov_descent.runtime.precision import forward_precision
+from krylov_descent.runtime.private import compiler_is_loaded, copy_each, is_called_directly
+from krylov_descent.runtime.threads import Shared
+
+# Both are switches of the whole process.
+_cudnn_off = Shared(partial(torch.backends.cudnn.flags, enabled=False))
+_compiler_off = Shared(lambda: torch.compiler.set_stance("force_eager"))
 
 STACK = (nn.Linear, nn.Sigmoid, nn.Tanh, nn.ReLU, nn.Identity, nn.Flatten)
 
@@ -152,7 +158,8 @@ class Network:
     def outputs(self, batch: Batch, *, eager: bool = False) -> Tree:
         """The model's outputs for a batch, under the caller's autocast."""
         bare = set_aside(self._ddp) if self._ddp else nullcontext()
-        with bare, self._ambient, forward_precision(), _cudnn_for(self.model), _compiler(off=eager):
+        cudnn, compiler = _cudnn_for(self.model, self.parameters.device), _compiler(off=eager)
+        with bare, self._ambient, forward_precision(), cudnn, compiler:
             found = self._forward(self.eager if eager else self.model, batch.inputs)
         if found is None:
             raise TypeError("the forward pass returned None: it must return the outputs")
@@ -166,7 +173,7 @@ class Network:
         """nᵢ of a batch [size] at another point [n]; the parameters stay as they are."""
         # Copies begin evenly as parameters do, so that a GPU takes the same kernels.
         values = [torch.empty_like(p) for p in self.parameters.tensors]
-        torch._foreach_copy_(values, self.parameters.pieces(point))
+        copy_each(values, self.parameters.pieces(point))
         for value in values:
             value.requires_grad_()  # a forward pass may differentiate towards its own parameters
         network = self.original
@@ -223,27 +230,9 @@ class Network:
         return [names[id(p)] for p in parameters.tensors]
 
 
-def modules_in(model: nn.Module) -> list[nn.Module]:
-    """What `model.modules()` gives, in half of the time: every step asks for it."""
-    found: dict[nn.Module, None] = {}
-    left: list[nn.Module | None] = [model]
-    while left:
-        module = left.pop()
-        if module is not None and module not in found:
-            found[module] = None
-            if module._modules:
-                left.extend(reversed(module._modules.values()))
-    return list(found)
-
-
 def _is_as_torch_has_it(module: nn.Module) -> bool:
     """Whether a call of it does what its class does, and nothing else."""
-    hooks = (
-        *(module._forward_pre_hooks, module._forward_hooks),
-        *(module._backward_pre_hooks, module._backward_hooks),
-    )
-    replaced = module._compiled_call_impl is not None or "forward" in vars(module)
-    return not (replaced or any(hooks) or torch.nn.modules.module._has_any_global_hook())
+    return "forward" not in vars(module) and is_called_directly(module)
 
 
 def _are_in(parameters: FlatParameters, groups: list[dict[str, Any]]) -> bool:
@@ -266,8 +255,7 @@ def _are_in(parameters: FlatParameters, groups: list[dict[str, Any]]) -> bool:
 
 def _holds(model: nn.Module, tensors: Sequence[Tensor]) -> bool:
     """Whether all of them are parameters of the model, none of a layer that was replaced."""
-    held = {id(p) for module in modules_in(model) for p in module._parameters.values()}
-    return held.issuperset(map(id, tensors))
+    return {id(p) for p in model.parameters()}.issuperset(map(id, tensors))
 
 
 def _check_numbers(model: nn.Module) -> None:
@@ -310,19 +298,18 @@ def require_graph(losses: Tensor) -> None:
         )
 
 
-def _cudnn_for(model: nn.Module) -> AbstractContextManager[Any]:
+def _cudnn_for(model: nn.Module, device: torch.device) -> AbstractContextManager[Any]:
     """CuDNN's recurrent nets have no second derivative, and in eval mode not even a first."""
-    if torch.backends.cudnn.enabled and any(isinstance(m, nn.RNNBase) for m in modules_in(model)):
-        return torch.backends.cudnn.flags(enabled=False)
+    if device.type == "cuda" and any(isinstance(m, nn.RNNBase) for m in model.modules()):
+        return _cudnn_off
     return nullcontext()
 
 
 def _compiler(*, off: bool) -> AbstractContextManager[Any]:
     """Compiled code has no second derivative, wherever it is in the model: a part, the loss."""
     # Where the compiler was never loaded nothing is compiled; loading it takes seconds.
-    if off and "torch._dynamo" in sys.modules:
-        eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-        return eager
+    if off and compiler_is_loaded():
+        return _compiler_off
     return nullcontext()
 
 

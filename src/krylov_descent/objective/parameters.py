@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.cuda.triton.entry import under_way
+from krylov_descent.runtime.private import add_each, copy_each, norms_of, views_like
 
 SUPPORTED_DTYPES = (torch.float32, torch.float64)
 
@@ -76,16 +77,13 @@ class FlatParameters:
     @torch.no_grad()
     def assign(self, vector: Tensor) -> None:
         """Write the vector [n] into the parameters, in place and exactly."""
-        torch._foreach_copy_(self.tensors, self.pieces(vector))
+        copy_each(self.tensors, self.pieces(vector))
 
     def pieces(self, vector: Tensor) -> list[Tensor]:
         """Views of a vector [n], one shaped like each parameter; no copy."""
         if len(vector) != self.numel:
             raise ValueError(f"a vector of {self.numel} numbers is needed, found {len(vector)}")
-        if 0 not in self.sizes:  # an empty parameter would come back with the shape [0]
-            return list(torch._utils._unflatten_dense_tensors(vector, self.tensors))
-        parts = torch.split(vector, self.sizes)
-        return [part.view(p.shape) for part, p in zip(parts, self.tensors, strict=True)]
+        return views_like(vector, self.tensors)
 
     def empty_pieces(self) -> list[Tensor]:
         """New tensors of whatever numbers, one like each parameter."""
@@ -94,7 +92,7 @@ class FlatParameters:
     def copied_pieces(self, vector: Tensor) -> list[Tensor]:
         """The pieces of a vector [n] as new tensors, one like each parameter."""
         copies = self.empty_pieces()
-        torch._foreach_copy_(copies, self.pieces(vector))
+        copy_each(copies, self.pieces(vector))
         return copies
 
     def empty(self) -> Tensor:
@@ -137,7 +135,7 @@ class FlatParameters:
                 for p, own in zip(self.tensors, self.weight_decay, strict=True)
                 if own == decay
             ]
-            norms = torch.stack(torch._foreach_norm(chosen, 2, dtype=torch.float64))
+            norms = torch.stack(norms_of(chosen))
             term = 0.5 * decay * norms.square().sum()
             total = term if total is None else total + term
         return torch.zeros((), dtype=torch.float64, device=self.device) if total is None else total
@@ -168,9 +166,7 @@ class FlatParameters:
         sources = [p.detach() for p in self.tensors] if vector is None else self.pieces(vector)
         for decay in decays - {0.0}:
             chosen = [i for i, own in enumerate(self.weight_decay) if own == decay]
-            torch._foreach_add_(
-                [targets[i] for i in chosen], [sources[i] for i in chosen], alpha=decay
-            )
+            add_each([targets[i] for i in chosen], [sources[i] for i in chosen], decay)
 
     def add_decay_constant(self, diagonal: Tensor) -> None:
         """Add λ to each entry of a diagonal [n], in place."""

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+from krylov_descent.runtime.private import compiled_from, forward_hooks, is_hook_of_replicate
+
 WHAT_TO_DO = (
     "a step needs whole parameters on every rank: leave that out and give each rank the whole "
     "model; KSD(basis='sharded') divides the vectors of the basis, which are most of the memory, "
@@ -37,8 +38,8 @@ def without_ddp(model: nn.Module) -> nn.Module:
 def without_any(model: nn.Module) -> nn.Module:
     """The module inside of DistributedDataParallel and torch.compile, in whatever order."""
     inside: Any = without_ddp(model)
-    while hasattr(inside, "_orig_mod"):  # as torch.compile has it
-        inside = without_ddp(inside._orig_mod)
+    while (original := compiled_from(inside)) is not None:
+        inside = without_ddp(original)
     found: nn.Module = inside
     return found
 
@@ -96,12 +97,11 @@ def _is_ddp(module: nn.Module) -> bool:
 
 
 def _is_replicated(module: nn.Module) -> bool:
-    return any(_is_of_replicate(hook) for name in HOOKS for hook in getattr(module, name).values())
-
-
-def _is_of_replicate(hook: Any) -> bool:
-    state = _loaded("torch.distributed._composable.replicate", "_ReplicateState")
-    return state is not None and isinstance(getattr(hook, "__self__", None), state)
+    return any(
+        is_hook_of_replicate(hook)
+        for hooks in forward_hooks(module).values()
+        for hook in hooks.values()
+    )
 
 
 def _bare(module: nn.Module) -> dict[str, Any]:
@@ -110,9 +110,9 @@ def _bare(module: nn.Module) -> dict[str, Any]:
         return {"forward": module.module}
     return {
         name: OrderedDict(
-            (key, hook) for key, hook in getattr(module, name).items() if not _is_of_replicate(hook)
+            (key, hook) for key, hook in hooks.items() if not is_hook_of_replicate(hook)
         )
-        for name in HOOKS
+        for name, hooks in forward_hooks(module).items()
     }
 
 

@@ -27,8 +27,10 @@ from krylov_descent.optimizers.result import StepResult
 from krylov_descent.optimizers.snapshot import Snapshot
 from krylov_descent.runtime.descriptions import described, described_modules, name_of, tensors_of
 from krylov_descent.runtime.engine import Engine, StaleError
+from krylov_descent.runtime.private import holds_hooks
 from krylov_descent.runtime.rank_agreement import check_alike, check_nobody_has_data
 from krylov_descent.runtime.ranks import ProcessGroup
+from krylov_descent.runtime.threads import step_turn
 from krylov_descent.runtime.validation import check_flags, check_not_negative, check_whole
 
 Closure = Callable[[], Any]
@@ -117,7 +119,7 @@ class DataOptimizer(torch.optim.Optimizer):
         return {
             name: value
             for name, value in vars(self).items()
-            if name != "step" and not name.startswith("_optimizer_")
+            if name != "step" and not holds_hooks(name)
         }
 
     def _check_groups(self) -> None:
@@ -246,6 +248,7 @@ class DataOptimizer(torch.optim.Optimizer):
             number = self._check_alike(given) if ranks.together else 0
             network = self.objective.network
             with (
+                step_turn(network.parameters.device),
                 ranks.step(number),
                 torch.enable_grad(),
                 network.algebra(),
@@ -377,10 +380,6 @@ class DataOptimizer(torch.optim.Optimizer):
                     f"the state is of another model: `{key}` of {name} has shape "
                     f"{tuple(piece.shape)}, the parameter {tuple(p.shape)}"
                 )
-        if len(pieces) > 1 and all(piece is not None for piece in pieces):
-            # As `flatten` does, without a call for each piece.
-            vector: Tensor = torch._utils._flatten_dense_tensors(pieces)
-            return vector
         return parameters.flatten(pieces)
 
     def _get_vector(self, key: str) -> Tensor | None:

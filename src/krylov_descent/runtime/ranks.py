@@ -30,6 +30,7 @@ from torch import Tensor
 
 from krylov_descent.runtime.failure_notice import Ending, Exchange, FailureNotice
 from krylov_descent.runtime.messages import first_line
+from krylov_descent.runtime.private import default_store
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -321,7 +322,7 @@ class Ranks:
         Cost: a thread that looks into the process group's store twenty times a second.
         """
         self._told = False
-        store = _store() if self.size > 1 else None
+        store = default_store() if self.size > 1 else None
         if store is not None:
             store = dist.distributed_c10d.PrefixStore(f"krylov_descent/{number}", store)
             self._notice = FailureNotice(store, self.rank, self.size)
@@ -499,17 +500,6 @@ def _checked_group(given: Any) -> Any:
             f"dimension or None, found {type(given).__name__}"
         )
     return given
-
-
-def _store() -> Any:
-    """The key-value store of the process group; None where it has none, as with MPI.
-
-    Torch has no public name for it. A store of our own would need an address of its own.
-    """
-    try:
-        return dist.distributed_c10d._get_default_store()
-    except (AttributeError, ValueError, RuntimeError):
-        return None
 
 
 def _message(problem: Exception) -> str:

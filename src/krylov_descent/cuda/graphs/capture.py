@@ -5,9 +5,8 @@ parameters in place.
 """
 
 import functools
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,6 +20,8 @@ from krylov_descent.cuda.triton.launching import loaded_kernels_alone
 from krylov_descent.objective.batches import Batch, tensors_in
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.messages import is_out_of_memory
+from krylov_descent.runtime.private import end_allocation
+from krylov_descent.runtime.threads import collector_paused, cuda_turn
 
 # Parameters of a model from which on products on tensor cores are worth loading kernels for: of
 # Linear layers with plain functions between them, and of others, where few products are large.
@@ -173,6 +174,7 @@ class Capture(Protocol):
         """
 
 
+@cuda_turn()  # the stream is one for all threads
 def capture_graph(
     network: Network,
     function: Callable[[], Result],
@@ -218,21 +220,6 @@ def _may_be_recorded_at_once(network: Network) -> bool:
     return in_float32 and network.is_plain and is_on_tensor_cores(network)
 
 
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """For a while Python does not look for what is not used any more.
-
-    What is let go may wait for the GPU, or free memory of it, which ends a recording.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     """End a recording that failed."""
     try:
@@ -243,9 +230,7 @@ def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         # CUDA had ended it, and torch did not see the end: memory is still set aside for it, and
         # random numbers wait until another one ends.
         device = torch.cuda.current_device()
-        with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(device, pool)
-            torch._C._cuda_releasePool(device, pool)
+        end_allocation(device, pool)
         with suppress(RuntimeError):
             other = torch.cuda.CUDAGraph()
             other.capture_begin(capture_error_mode="thread_local")
@@ -264,7 +249,8 @@ def _captured(
     That took a fifth of a second, as long as to record a small part.
     """
     graph, pool = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
-    with torch.cuda.stream(side), _nothing_collected():
+    # What is let go may wait for the GPU, or free memory of it, which ends a recording.
+    with torch.cuda.stream(side), collector_paused:
         # Other threads, of data loaders, may go on copying to the device meanwhile.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from krylov_descent.cuda.graphs.aliased_network import Aliased
 from krylov_descent.cuda.graphs.capture import Capture, Part, Recording
 from krylov_descent.objective.batches import Batch, tensors_in
-from krylov_descent.objective.network import Network, modules_in
+from krylov_descent.objective.network import Network
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
 from krylov_descent.runtime.precision import precisions
 
@@ -277,14 +277,14 @@ class _Known:
     def of(cls, network: Network) -> "_Known":
         """A model and a loss that nothing is known of yet."""
         roots = [m for m in (network.eager, network.loss.module) if isinstance(m, nn.Module)]
-        modules = [m for root in roots for m in modules_in(root)]
-        parameters = [p for m in modules for p in m._parameters.values() if p is not None]
-        return cls(parameters, [m for m in modules if m._buffers])
+        modules = [m for root in roots for m in root.modules()]
+        parameters = [p for m in modules for p in m.parameters(recurse=False)]
+        return cls(parameters, [m for m in modules if any(True for _ in m.buffers(recurse=False))])
 
     @property
     def has_buffers(self) -> bool:
         """Whether there is any."""
-        return any(b is not None for module in self.modules for b in module._buffers.values())
+        return any(True for module in self.modules for _ in module.buffers(recurse=False))
 
     def tensors(self) -> Iterator[Tensor]:
         """All that a forward pass reads where it is."""

@@ -40,6 +40,7 @@ from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.parameters import FlatParameters
 from krylov_descent.objective.search_objective import Search, SearchObjective, Taken
 from krylov_descent.runtime.engine import Launched
+from krylov_descent.runtime.private import copy_each
 
 
 def launch_search(engine: Recorder, work: Search) -> Launched[SearchObjective]:
@@ -154,7 +155,7 @@ class RecordedSearch(SearchObjective):
         write(self._coordinates.to_basis(a), self._step.result[0].numpy())
         _, norm, pieces = self._step()
         arriving = Arriving(norm, self._device)
-        torch._foreach_copy_(self._pieces, pieces)
+        copy_each(self._pieces, pieces)
         self._engine.open_search = None
         return Taken(self._pieces, float(arriving.read()))
 

@@ -17,6 +17,7 @@ from krylov_descent.cuda.triton.lazy_products import Pending
 from krylov_descent.cuda.triton.matrix_cache import Bounds, Knowledge
 from krylov_descent.cuda.triton.split_fp16 import Halves
 from krylov_descent.runtime.precision import SETTINGS, derivative_precision
+from krylov_descent.runtime.private import transforms_are_active
 
 
 class EntropyDerivatives:
@@ -43,7 +44,7 @@ class EntropyDerivatives:
             and is_rows(target, self._device)
             and x.shape == target.shape
             and not target.requires_grad
-            and not torch._C._are_functorch_transforms_active()
+            and not transforms_are_active()
             and halves.fits(x)
         )
 

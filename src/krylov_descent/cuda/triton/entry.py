@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from krylov_descent.runtime.messages import first_line
+from krylov_descent.runtime.private import current_dispatch_mode
 
 # Of a multiprocessor's memory, which the largest tiles need: Hopper has it, and what came after it
 # in data centres.
@@ -29,7 +29,7 @@ def tensor_core_products(
 
 def under_way() -> Any:
     """The `TensorCoreProducts` of this moment; None where there is none, or a sparing one."""
-    mode: Any = _get_current_dispatch_mode()
+    mode: Any = current_dispatch_mode()
     return mode if getattr(mode, "sparing", None) is False else None
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.runtime.messages import first_line
+from krylov_descent.runtime.private import specialised_places
 
 # Of numbers that are each made of several, a program makes so many.
 SHORT = 512
@@ -82,11 +83,7 @@ def _specialised(kernel: Any) -> list[int]:
     """
     name = kernel.__name__
     if name not in _specialised_of:
-        _specialised_of[name] = [
-            place
-            for place, param in enumerate(kernel.params)
-            if not (param.is_constexpr or param.do_not_specialize_on_alignment)
-        ]
+        _specialised_of[name] = list(specialised_places(kernel))
     return _specialised_of[name]
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from krylov_descent.cuda.triton import chains, vectors
 from krylov_descent.cuda.triton import split_fp16 as halves
@@ -19,6 +18,7 @@ from krylov_descent.cuda.triton.chains import BOUNDED_BY_ONE, NOTHING, Chain, St
 from krylov_descent.cuda.triton.matrix_cache import Bounds, Knowledge, memory_of
 from krylov_descent.cuda.triton.split_fp16 import Function, Halves, Planned, Product
 from krylov_descent.cuda.triton.vectors import Sum
+from krylov_descent.runtime.private import StorageWeakRef, storage_at, storage_number
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class Pending:
         gone = [k for k, waiting in self._waiting.items() if waiting.storage.expired()]
         for number in gone:
             del self._waiting[number]
-        self._waiting[storage._cdata] = Waiting(StorageWeakRef(storage), product)
+        self._waiting[storage_number(out)] = Waiting(StorageWeakRef(storage), product)
         return out
 
     def wait_with_sum(self, found: Sum) -> None:
@@ -233,7 +233,7 @@ class Pending:
             vectors.scale_and_add(found)
 
     def _settle(self, waiting: Waiting) -> None:
-        storage = torch.UntypedStorage._new_with_weak_ptr(waiting.storage.cdata)
+        storage = storage_at(waiting.storage)
         empty = torch.empty(0, dtype=torch.float32, device=self._device)
         self.settled(empty.set_(storage))
 

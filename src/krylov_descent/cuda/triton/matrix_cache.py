@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from krylov_descent.cuda.triton import kernels
 from krylov_descent.cuda.triton.launching import launch
 from krylov_descent.cuda.triton.split_fp16 import BLOCK, Halves
+from krylov_descent.runtime.private import StorageWeakRef, storage_number
 
 # Of so many pieces of memory something is known before those that are gone are looked for.
 FEWEST_MEMORIES = 32
@@ -104,9 +104,9 @@ class Knowledge:
     ) -> None:
         """Note what is known of a matrix from now on."""
         storage = rows.untyped_storage()
-        memory = self._memories.get(storage._cdata)
+        memory = self._memories.get(storage_number(rows))
         if memory is None:
-            memory = self._memories[storage._cdata] = _Memory(StorageWeakRef(storage))
+            memory = self._memories[storage_number(rows)] = _Memory(StorageWeakRef(storage))
             if len(self._memories) > self._most_memories:
                 self._let_go()
         stream = torch.cuda.current_stream(self._device)
@@ -117,7 +117,7 @@ class Knowledge:
 
     def recall(self, rows: Tensor, what: Literal["halves", "bound"]) -> Any:
         """What is known of a matrix, ready for this stream; or None."""
-        number = rows.untyped_storage()._cdata
+        number = storage_number(rows)
         memory = self._memories.get(number)
         known = None if memory is None else getattr(memory, what).get(_key(rows))
         if known is not None:
@@ -134,7 +134,7 @@ class Knowledge:
 
     def when_made(self, rows: Tensor) -> torch.cuda.Event | None:
         """A moment of this stream at which a matrix was there; None where none is known."""
-        memory = self._memories.get(rows.untyped_storage()._cdata)
+        memory = self._memories.get(storage_number(rows))
         if memory is None:
             return None
         known = memory.bound.get(_key(rows)) or memory.halves.get(_key(rows))
@@ -147,9 +147,9 @@ class Knowledge:
         if changed.layout is not torch.strided:
             return
         storage = changed.untyped_storage()
-        self._memories.pop(storage._cdata, None)
+        self._memories.pop(storage_number(changed), None)
         if self._before is not None:
-            self._changed[storage._cdata] = StorageWeakRef(storage)
+            self._changed[storage_number(changed)] = StorageWeakRef(storage)
 
     def _let_go(self) -> None:
         """Of what is known of memory that is gone."""
@@ -165,4 +165,4 @@ def _key(rows: Tensor) -> Key:
 
 def memory_of(x: Tensor) -> int | None:
     """The number of its memory."""
-    return x.untyped_storage()._cdata if x.layout is torch.strided else None
+    return storage_number(x) if x.layout is torch.strided else None

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from krylov_descent.cuda.triton import split_fp16 as halves
 from krylov_descent.cuda.triton import vectors
@@ -34,6 +33,7 @@ from krylov_descent.cuda.triton.long_vectors import LongVectors
 from krylov_descent.cuda.triton.matrices import Matrices
 from krylov_descent.cuda.triton.matrix_cache import Bounds, Knowledge
 from krylov_descent.runtime.precision import SETTINGS, forward_precision
+from krylov_descent.runtime.private import DispatchMode, schema_of, transforms_are_active
 
 aten = torch.ops.aten
 PLAIN = {Tensor, torch.nn.Parameter}
@@ -46,7 +46,7 @@ LOOKING = {
 }
 
 
-class TensorCoreProducts(TorchDispatchMode):
+class TensorCoreProducts(DispatchMode):
     """For a while, products of float32 matrices on this device are made of products in fp16.
 
     Of three, with the digits of float32, or of one where torch is told to have tf32; but not where
@@ -71,7 +71,7 @@ class TensorCoreProducts(TorchDispatchMode):
         *,
         sparing: bool = False,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._device, self.sparing = device, sparing
         earlier: Knowledge | None = None if before is None else before._known
         self._known: Knowledge = Knowledge(device, earlier)
@@ -98,10 +98,6 @@ class TensorCoreProducts(TorchDispatchMode):
                 self._ours[function] = partial(functions.function, function, kind)
         self._may_wait = self._ours.keys() - LOOKING
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # to keep the compiler out of this it would be loaded, which takes a second
-
     def __exit__(self, kind: Any, problem: Any, trace: Any) -> None:
         try:
             if problem is None:
@@ -113,13 +109,13 @@ class TensorCoreProducts(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Called in place of all operations on tensors."""
-        given = kwargs or {}
+        given, schema = kwargs or {}, schema_of(func)
         if set(types) - PLAIN:  # tensors of other classes, of whose memory nothing is known
             self.settle(used_too=True)
-            if func._schema.is_mutable:
+            if schema.is_mutable:
                 self._known.clear()
             return func(*args, **given)
-        changed = list(_written(func._schema, args, given)) if func._schema.is_mutable else []
+        changed = list(_written(schema, args, given)) if schema.is_mutable else []
         if self._pending:
             if changed:
                 self._pending.settle_readers_of(changed)
@@ -139,7 +135,7 @@ class TensorCoreProducts(TorchDispatchMode):
             matrices: to multiply with; their halves.
             targets: of a cross entropy; their bounds, which its derivative is scaled by.
         """
-        if torch._C._are_functorch_transforms_active():
+        if transforms_are_active():
             return []
         with forward_precision():
             three = SETTINGS.fp32_precision == "none"

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from krylov_descent.objective.layers.linear_layers import LinearLayer
-
-ACCUMULATE = "torch::autograd::AccumulateGrad"
+from krylov_descent.runtime.private import leaf_of
 
 # A node of the autograd graph, for which torch has no public class with these attributes.
 Node = Any
@@ -63,8 +62,9 @@ def edges(roots: Sequence[Tensor]) -> Iterator[tuple[Node | None, Node]]:
 def leaves(roots: Sequence[Tensor]) -> Iterator[Tensor]:
     """The tensors at which the graph of the roots ends, once for each use."""
     for _, child in edges(roots):
-        if child.name() == ACCUMULATE:
-            yield child.variable
+        leaf = leaf_of(child)
+        if leaf is not None:
+            yield leaf
 
 
 def structure(roots: Sequence[Tensor], parameters: Sequence[Tensor]) -> int:
@@ -77,10 +77,11 @@ def structure(roots: Sequence[Tensor], parameters: Sequence[Tensor]) -> int:
     numbers: dict[Node, int] = {}
     found: list[Any] = []
     for node, child in edges(roots):
-        name = child.name()
-        leaf = position.get(id(child.variable)) if name == ACCUMULATE else None
+        leaf = leaf_of(child)
+        place = None if leaf is None else position.get(id(leaf))
         # A node gets its number when it is first seen, as a child.
-        found.append((numbers.get(node), numbers.setdefault(child, len(numbers)), name, leaf))
+        number = numbers.setdefault(child, len(numbers))
+        found.append((numbers.get(node), number, child.name(), place))
     return hash(tuple(found))
 
 

@@ -23,6 +23,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
 from krylov_descent.cuda.triton.entry import under_way
+from krylov_descent.runtime.private import writes_of
 
 # To leave out inputs that are always zero costs a copy of a weight, and of x once.
 MOST_NONZERO = 0.9
@@ -91,11 +92,6 @@ def recorded_linear_layers(model: nn.Module) -> Iterator[list[LinearLayer]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def writes_of(tensor: Tensor) -> int:
-    """How often it was written to; torch does not count that of inference tensors."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 class Factored:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.objective.layers.graph_walks import edges
-from krylov_descent.objective.layers.linear_layers import writes_of
 from krylov_descent.objective.losses import LossContractError
+from krylov_descent.runtime.private import scales_by_frequency, writes_of
 
 EMBEDDINGS = nn.Embedding | nn.EmbeddingBag
 
@@ -48,7 +48,7 @@ def check_graph(losses: Tensor) -> None:
         LossContractError: there is one in the graph of the losses.
     """
     for _, node in edges([losses]):
-        if getattr(node, "_saved_scale_grad_by_freq", False):
+        if scales_by_frequency(node):
             raise LossContractError(
                 "the forward pass has an embedding with scale_grad_by_freq=True, so its gradient "
                 "is not that of the loss: call it with scale_grad_by_freq=False"

@@ -18,6 +18,7 @@ Never are N×n numbers held.
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -36,11 +37,24 @@ from krylov_descent.objective.loss_scale import length
 from krylov_descent.objective.network import Network, require_graph
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
 from krylov_descent.runtime.precision import rough_products
+from krylov_descent.runtime.threads import Shared
 
 # What holds for these holds for all.
 TRUST_SAMPLES = 32
 # Of the memory for activations, what a chunk of per-sample gradients may take beside them.
 CHUNK_PART = 8
+
+
+@contextmanager
+def _no_warning_of_loops() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*performance drop.*")
+        yield
+
+
+# An operation that vmap has no rule for is looped over inside: slower, not wrong. The filters of
+# warnings are those of the whole process.
+no_warning_of_loops = Shared(_no_warning_of_loops)
 
 
 class SquaredGradients:
@@ -228,9 +242,7 @@ class SquaredGradients:
         totals = [torch.zeros_like(tensor) for tensor in tensors]
         chunk = max(1, memory // CHUNK_PART // max(1, sum(tensor.nbytes for tensor in tensors)))
         # No graph towards the parameters that are not swapped; torch.func.grad makes its own.
-        with torch.no_grad(), warnings.catch_warnings():
-            # An operation without a batching rule is looped over inside: slower, not wrong.
-            warnings.filterwarnings("ignore", message=".*performance drop.*")
+        with torch.no_grad(), no_warning_of_loops:
             for start in range(0, batch.size, chunk):
                 rows = gradient(tensors, *(column[start : start + chunk] for column in columns))
                 for total, square, row in zip(totals, squares, rows, strict=True):
@@ -348,7 +360,7 @@ def _sums_over_samples(x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor
             of_bias, bias_squares = sums.chunk(2)
             return delta.t() @ x, squares, of_bias, bias_squares
     squared = delta.square()
-    with rough_products():
+    with rough_products(delta.device):
         squares = squared.t() @ x.square()
     # Products, because on a GPU a sum over rows takes several times as long.
     ones = delta.new_ones(len(delta))

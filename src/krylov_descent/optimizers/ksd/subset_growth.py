@@ -24,6 +24,7 @@ from krylov_descent.objective.batches import Batch, InMemory, Samples, tensors_i
 from krylov_descent.objective.parameters import FlatParameters
 from krylov_descent.objective.subsets import LEAST_FIXED, LEAST_GROWING
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
+from krylov_descent.runtime.private import base_of, writes_of
 from krylov_descent.runtime.ranks import Ranks, Shard
 
 # Of what the last steps promised on C, so much must be seen on A.
@@ -160,18 +161,14 @@ class _Mark:
     """By what a tensor is known again."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._owner = weakref.ref(_owner(tensor))
+        self._owner = weakref.ref(base_of(tensor))
         self._part = _part(tensor)
 
     def fits(self, tensor: Tensor) -> bool:
-        return self._owner() is _owner(tensor) and self._part == _part(tensor)
-
-
-def _owner(tensor: Tensor) -> Tensor:
-    return tensor if tensor._base is None else tensor._base
+        return self._owner() is base_of(tensor) and self._part == _part(tensor)
 
 
 def _part(tensor: Tensor) -> tuple[Any, ...]:
     # Writes to an inference tensor are not counted: it is never known to be as it was.
-    version = object() if tensor.is_inference() else tensor._version
+    version = object() if tensor.is_inference() else writes_of(tensor)
     return tensor.shape, tensor.stride(), tensor.storage_offset(), version
