@@ -366,7 +366,9 @@ from krylov_descent.algorithms.bfgs import BFGS
 from krylov_descent.algorithms.minimizer import minimize
 from krylov_descent.algorithms.noise import noise_from
 from krylov_descent.objective.subsets import SubsetSizes, draw
-from krylov_descent.algorithms.coordinates import Coordinates, cut
+from krylov_descent.algorithms.basis_storage import Alone, StoredBasis
+from krylov_descent.algorithms.coordinates import Coordinates
+from krylov_descent.algorithms.subspace import cut
 
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -377,7 +379,8 @@ samples = InMemory(Batch(torch.empty(100_000, 0), torch.empty(100_000, 0), 100_0
 basis, identity = torch.randn(81, 81), torch.eye(81)
 before = threads()
 draw(samples, SubsetSizes(100, 100, 80), generator)
-subspace = cut(basis, torch.cat([identity, identity, torch.ones(1, 81)]))
+found = torch.cat([identity, identity, torch.ones(1, 81)])
+subspace = cut(StoredBasis.at(basis), Alone(81), found)
 coordinates = Coordinates(subspace.curvature, subspace.gram, 1e-4)
 noise_from(torch.rand(2, dtype=torch.float64, generator=generator))
 
