@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from krylov_descent import KSD, Status, StepResult
-from krylov_descent.optimizers.base import Stopwatch
+from krylov_descent.optimizers.account import Stopwatch
 
 N = 30
 NOISE_EVALUATIONS = 4  # forward passes over C that measure the noise

@@ -1,5 +1,6 @@
 """The account of a step under way, which ends as a `StepResult`."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,6 @@ from krylov_descent.objective.batches import Samples
 from krylov_descent.objective.evaluation import Evaluation
 from krylov_descent.objective.loss_scale import length
 from krylov_descent.objective.objective import Objective
-from krylov_descent.optimizers.base import Stopwatch
 from krylov_descent.optimizers.gradient_noise import gradient_noise
 from krylov_descent.optimizers.result import Status, StepResult
 
@@ -19,6 +19,20 @@ SCALED = ("loss", "loss_before", "loss_after", "noise", "gradient_norm", "gradie
 
 # Of the scale in a step: the one of before may have to be given up before another can be found.
 MOST_FITS = 2
+
+
+class Stopwatch:
+    """Wall-clock seconds by phase."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds: dict[str, float] = {}
+        self._clock, self._last = clock, clock()
+
+    def lap(self, phase: str) -> None:
+        """Book the time since the last lap on a phase."""
+        now = self._clock()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
 
 
 class Account:

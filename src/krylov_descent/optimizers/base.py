@@ -8,10 +8,8 @@ nothing else in `state` and cast what is there to the parameter's dtype.
 """
 
 import copy
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from krylov_descent.objective.network import Forward
 from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.result import StepResult
 from krylov_descent.optimizers.snapshot import Snapshot
+from krylov_descent.optimizers.state_vectors import StateVectors
 from krylov_descent.runtime.descriptions import described, described_modules, name_of, tensors_of
 from krylov_descent.runtime.engine import Engine, StaleError
 from krylov_descent.runtime.private import holds_hooks
@@ -41,7 +40,7 @@ SEED_STRIDE = 0x9E3779B97F4A7C15
 RANK_STRIDE = 1_000_003
 
 
-class DataOptimizer(torch.optim.Optimizer):
+class DataOptimizer(StateVectors):
     """A torch optimiser whose `step` takes the data.
 
     Args:
@@ -315,17 +314,6 @@ class DataOptimizer(torch.optim.Optimizer):
         before.restore_state()
         before.restore_knowledge()
 
-    def _let_state_follow(self) -> None:
-        """Where the model was given another dtype since the last step, so are the vectors kept."""
-        parameters = self.objective.parameters
-        dtype, device = parameters.dtype, parameters.device
-        for p in parameters.tensors:
-            state = self.state.get(p, {})
-            for key, kept in state.items():
-                moved = isinstance(kept, Tensor) and (kept.dtype != dtype or kept.device != device)
-                if moved and kept.shape == p.shape:
-                    state[key] = kept.to(device, dtype)
-
     def check_group(self) -> None:
         """Refuse a process group that came too late, or one that the method does not sum over."""
         name, ranks = type(self).__name__, self.objective.ranks
@@ -369,90 +357,6 @@ class DataOptimizer(torch.optim.Optimizer):
         found |= {f"the buffer {name}": b for name, b in network.eager.named_buffers()}
         return found | tensors_of("the loss", network.loss.module)
 
-    def _flat_state(self, key: str) -> Tensor:
-        """Per-parameter state as one flat vector; zeros where there is none."""
-        parameters, state, none = self.objective.parameters, self.state, dict[str, Any]()
-        pieces = [state.get(p, none).get(key) for p in parameters.tensors]
-        names = self.objective.network.names
-        for name, p, piece in zip(names, parameters.tensors, pieces, strict=True):
-            if piece is not None and piece.shape != p.shape:
-                raise RuntimeError(
-                    f"the state is of another model: `{key}` of {name} has shape "
-                    f"{tuple(piece.shape)}, the parameter {tuple(p.shape)}"
-                )
-        return parameters.flatten(pieces)
-
-    def _get_vector(self, key: str) -> Tensor | None:
-        """The same, but None where it is zero."""
-        vector = self._flat_state(key)
-        return vector if bool(vector.any()) else None
-
-    def _set_pieces(self, key: str, pieces: Sequence[Tensor]) -> None:
-        """Keep a vector as state, each piece with its parameter: new tensors of nobody else's."""
-        for p, piece in zip(self.objective.parameters.tensors, pieces, strict=True):
-            self.state[p][key] = piece
-
-    def _push_pieces(self, keys: Sequence[str], pieces: Sequence[Tensor]) -> None:
-        """Keep a vector by the first key; what was there goes on to the next one, and so on.
-
-        The last one's is dropped, not written into: a state that was handed out or loaded may
-        share it. All keys are there afterwards: checkpoint tools want to know them from the first
-        step on.
-
-        Args:
-            keys: newest first.
-            pieces: of the vector, new tensors that nobody else writes to.
-        """
-        states = [self.state[p] for p in self.objective.parameters.tensors]
-        if any(key not in state for state in states for key in keys):
-            self._zero_state(*keys)
-        moves = list(pairwise(reversed(keys)))
-        for state, piece in zip(states, pieces, strict=True):
-            for older, newer in moves:
-                state[older] = state[newer]
-            state[keys[0]] = piece
-
-    def _zero_state(self, *keys: str) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                for key in keys:
-                    if p.requires_grad and key not in self.state[p]:
-                        self.state[p][key] = torch.zeros_like(p)
-
-    def _learning_rates(self) -> list[float]:
-        """`lr` of each trainable tensor, in the order of the flat vector."""
-        return [
-            float(group["lr"])
-            for group in self.param_groups
-            for p in group["params"]
-            if p.requires_grad
-        ]
-
-    @property
-    def _takes_whole_steps(self) -> bool:
-        """Whether `lr` is 1 for everything that is trained."""
-        return all(
-            float(group["lr"]) == 1.0
-            for group in self.param_groups
-            if any(p.requires_grad for p in group["params"])
-        )
-
-    def _scale_by_learning_rate(self, step: Tensor, *, back: bool = False) -> bool:
-        """Multiply a step [n] by `lr`, in place; whether that changes it.
-
-        Args:
-            step: overwritten.
-            back: undo it, but for what an `lr` of 0 made of it.
-        """
-        if self._takes_whole_steps:
-            return False
-        rates = self._learning_rates()
-        if back:
-            rates = [1 / rate if rate else 1.0 for rate in rates]
-        for piece, rate in zip(self.objective.parameters.pieces(step), rates, strict=True):
-            piece.mul_(rate)
-        return True
-
     @contextmanager
     def _gradients_kept(self) -> Iterator[None]:
         """`.grad` is None for a while, and afterwards as it was."""
@@ -488,20 +392,6 @@ class DataOptimizer(torch.optim.Optimizer):
     def _repeatable(self, data: Any) -> Samples:
         """The data for a method that walks over them several times in a step."""
         return self._samples(data, repeatable=True)
-
-
-class Stopwatch:
-    """Wall-clock seconds by phase."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.seconds: dict[str, float] = {}
-        self._clock, self._last = clock, clock()
-
-    def lap(self, phase: str) -> None:
-        """Book the time since the last lap on a phase."""
-        now = self._clock()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
-        self._last = now
 
 
 def check_counters(state_dict: dict[str, Any]) -> None:
