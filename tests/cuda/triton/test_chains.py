@@ -16,7 +16,7 @@ from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.layers.layer_gradients import losses_and_gradients
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.precision import SETTINGS
-from tests.cuda.triton.test_products import needs_tensor_cores, products
+from tests.cuda.triton.kernels import needs_tensor_cores, products
 
 __all__ = ["needs_tensor_cores", "products"]  # fixtures
 
