@@ -41,7 +41,7 @@ NAN, INFINITY = float("nan"), float("inf")
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels of ours that are launched, by name."""
-    return launches(monkeypatch, "chains", "entropies", "split_fp16", "matrix_cache", "vectors")
+    return launches(monkeypatch, "entropies", "split_fp16", "matrix_cache", "vectors")
 
 
 @pytest.fixture

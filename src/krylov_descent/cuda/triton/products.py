@@ -8,8 +8,8 @@ times (a weight going forward and back, an input for values and for weight gradi
 kernel that computes the matrix, where it is one of those that are known: sigmoid and its like.
 
 A product waits until it is known what is made of it. If that is a sum or such a function, one
-kernel makes everything, and the product itself is never written; for narrow layers one kernel for
-several of them. Whatever else looks at it has it made first (`pending`).
+kernel makes everything, and the product itself is never written. Whatever else looks at it has it
+made first (`pending`).
 
 What passes by is handed on, to `matrices`, `functions_of_products` or `long_vectors`;
 `entropy_derivatives` is asked by the loss. None of them knows the mode itself: as soon as nobody

@@ -10,9 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.triton import basis_vectors, chains, entropies, kernels, vectors
+from krylov_descent.cuda.triton import basis_vectors, entropies, kernels, vectors
 from krylov_descent.cuda.triton import split_fp16 as halves
-from krylov_descent.cuda.triton.chains import Stage
 from krylov_descent.cuda.triton.entropies import Delta
 from krylov_descent.cuda.triton.matrix_cache import Bounds
 from krylov_descent.cuda.triton.split_fp16 import Function, Halves, Product
@@ -28,13 +27,6 @@ FUNCTIONS = {
     (True, True): (kernels.SIGMOID, kernels.TANH, kernels.ADDED_MULTIPLE),
     (True, False): (kernels.MULTIPLE,),
 }
-# Chains of functions of narrow products: forward, along a direction, and back.
-CHAINS = (
-    (kernels.SIGMOID, True),
-    (kernels.TANH, True),
-    (kernels.MULTIPLE, True),
-    (kernels.MULTIPLE, False),
-)
 KINDS = range(kernels.RELU_BACKWARD + 1)
 THREADS = 16
 
@@ -70,8 +62,6 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
                 if kind >= kernels.MULTIPLE:
                     # With a column less, where several numbers cannot be read at once.
                     yield partial(_make, replace(product, b=_less_a_column(b, along[1])), kind)
-        for kind, b_along in CHAINS:
-            yield partial(_make_chain, _nothing((64, 64), device), kind, b_along, three)
     yield partial(Bounds, device)
     bound = torch.zeros(1, dtype=torch.int32, device=device)
     for columns in (4 * halves.NARROW, 4 * halves.NARROW - 1, halves.NARROW):
@@ -131,14 +121,6 @@ def _make(product: Product, kind: int) -> None:
         product = replace(product, added=zeros, bound_added=bound)
     function = Function(min(kind, kernels.MULTIPLE), zeros, bound)
     halves.function_of_product(product, function, torch.empty_like(zeros))
-
-
-def _make_chain(a: Halves, kind: int, b_along: bool, three: bool) -> None:
-    """A chain with a single stage of zeros."""
-    zeros = a.unscale.new_zeros(a.rows, a.rows)
-    bound = zeros.view(-1)[:1].view(torch.int32)
-    product = Product(a, a, True, b_along, three)
-    chains.make_stages([Stage(product, Function(kind), zeros, bound)])
 
 
 def _nothing(shape: tuple[int, ...], device: torch.device) -> Halves:
