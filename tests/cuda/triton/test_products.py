@@ -14,7 +14,6 @@ from krylov_descent import KSD
 from krylov_descent.cuda.graphs.parallel_branches import side_by_side
 from krylov_descent.cuda.triton import entry
 from krylov_descent.cuda.triton.cross_entropy import sample_cross_entropy
-from krylov_descent.cuda.triton.transfers import brought, fetched
 from krylov_descent.objective.network import Network
 from tests.cuda.triton.kernels import (
     DEVICE,
@@ -404,24 +403,6 @@ def test_sums_over_rows(products: Any, shape: tuple[int, int]) -> None:
     assert error(into, exact[: shape[1]]) < 10 * EXACT  # of which most cancels
     found = products.matrices.product_of_squares(x, w)
     assert error(found, x.double().square().t() @ w.double().square()) < ROUGH
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("needs_tensor_cores")
-@pytest.mark.parametrize("count", [5, 1500])
-def test_numbers_come_from_the_host_and_go_there_with_each_replay(count: int) -> None:
-    given = torch.zeros(count, pin_memory=True)
-    found = torch.zeros(count, dtype=torch.float64, pin_memory=True)
-    graph = torch.cuda.CUDAGraph()
-    with entry.tensor_core_products(DEVICE):  # kernels are compiled out of a recording
-        brought((2 * fetched(given, DEVICE)).double(), found)
-    with torch.cuda.graph(graph), entry.tensor_core_products(DEVICE):
-        brought((2 * fetched(given, DEVICE)).double(), found)
-    for number in (1.0, 3.0):
-        given.fill_(number)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert found.tolist() == count * [2 * number]
 
 
 @pytest.mark.gpu

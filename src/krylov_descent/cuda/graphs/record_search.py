@@ -26,7 +26,6 @@ from krylov_descent.cuda.graphs.parallel_branches import begin, side_by_side
 from krylov_descent.cuda.graphs.search_mailbox import SearchMailbox, write
 from krylov_descent.cuda.graphs.side_stream import beside_what_follows
 from krylov_descent.cuda.triton.entry import under_way
-from krylov_descent.cuda.triton.transfers import brought, fetched
 from krylov_descent.objective.batches import Batch, Samples
 from krylov_descent.objective.layers.layer_gradients import losses_and_reach
 from krylov_descent.objective.network import Network
@@ -270,7 +269,7 @@ def _error_sums_at_points(
     apart = _may_be_side_by_side(objective, batch)
     with objective.value_mode():
         losses = side_by_side(jobs) if apart else [job() for job in jobs]
-    brought(error_sums(torch.stack(losses)), held)
+    held.copy_(error_sums(torch.stack(losses)), non_blocking=True)
     return held
 
 
@@ -288,19 +287,19 @@ def _take(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """A step, for a recording: θ + Vc into the parameters, and Vc in pieces like them."""
     coefficients, norm = held
-    step = slots.t() @ fetched(coefficients, slots.device)
+    step = slots.t() @ coefficients.to(slots.device, non_blocking=True)
     network.parameters.assign(theta + step)
-    brought(step.norm().double().reshape(1), norm)
+    norm.copy_(step.norm().double().reshape(1), non_blocking=True)
     return coefficients, norm[0], network.parameters.pieces(step)
 
 
 def _numbers_to_take(slots: Tensor, network: Aliased, *_: Any) -> tuple[Tensor, Tensor]:
-    """Where c is fetched from, and the norm brought to."""
+    """Where c is copied from, and the norm to."""
     return _on_host(len(slots), slots.dtype, network), _on_host(1, torch.float64, network)
 
 
 def _on_host(count: int, dtype: torch.dtype, network: Network) -> Tensor:
-    """Where so many numbers are fetched from, or brought to."""
+    """Where so many numbers are copied from or to: in pinned memory, where there is a GPU."""
     pinned = network.parameters.device.type == "cuda"
     return torch.zeros(count, dtype=dtype, pin_memory=pinned)
 

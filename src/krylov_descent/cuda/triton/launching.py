@@ -50,11 +50,10 @@ def launch(
         constants: those in capitals, which come last.
         options: that go with the constants.
     """
-    tensors = _tensors_in(args)
+    tensor = _tensors_in(args)[0]
     aligned = [x.data_ptr() % 16 == 0 for x in _tensors_in([args[i] for i in _specialised(kernel)])]
-    where = max(tensor.get_device() for tensor in tensors)  # one may be in the host's memory
-    dtype = tensors[0].dtype
-    kind = (kernel.__name__, where, dtype, *constants, *options.values(), *aligned)
+    where = tensor.get_device(), tensor.dtype
+    kind = (kernel.__name__, *where, *constants, *options.values(), *aligned)
     compiled = _compiled.get(kind)
     try:
         if compiled is None:

@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from krylov_descent.cuda.triton import split_fp16 as halves
-from krylov_descent.cuda.triton import vectors
 from krylov_descent.cuda.triton.entropy_derivatives import EntropyDerivatives
 from krylov_descent.cuda.triton.functions_of_products import FUNCTIONS, FunctionsOfProducts
 from krylov_descent.cuda.triton.layouts import is_rows, rows_of
@@ -165,11 +164,6 @@ class TensorCoreProducts(TorchDispatchMode):
         """A moment of this stream at which a matrix was there; None where none is known."""
         self._pending.settled(rows)
         return self._known.when_made(rows)
-
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy a few numbers to or from pinned memory."""
-        self._pending.settled(source)
-        vectors.move(source, target)
 
     def _find_bound(self, rows: Tensor) -> None:
         """Have it known, and no more: whoever has use for it waits for it then."""

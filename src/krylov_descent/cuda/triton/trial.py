@@ -82,9 +82,6 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
     yield partial(halves.square, _nothing((64, 64), device), bound)
     for x in (rows, rows.view(-1)[:-2].view(2, -1)):
         yield from _entropies(x, bound)
-    for dtype in (torch.float32, torch.float64):
-        number = torch.zeros(1, dtype=dtype, device=device)
-        yield partial(vectors.move, torch.zeros(1, dtype=dtype, pin_memory=True), number)
 
 
 def _basis(rows: Tensor) -> Iterator[Callable[[], object]]:

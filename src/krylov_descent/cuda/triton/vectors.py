@@ -12,8 +12,6 @@ STRIP = (32, 128)
 # The most parts that sums are made in, or fewer, and how many sums of them are made at a time.
 PARTS, FEWER_PARTS = 1024, 64
 SUMS, MORE_SUMS = 8, 64
-# So many numbers of a row are summed up side by side.
-ROW = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +74,3 @@ def add_up_parts(parts: Tensor, out: Tensor, *, symmetric: bool = False) -> None
     most, sums = (FEWER_PARTS, MORE_SUMS) if programs <= FEWER_PARTS else (PARTS, SUMS)
     args = parts, out, programs, count, len(out) if symmetric else 0
     launch(kernels.add_up_parts, (-(-count // sums), 1), args, (most, sums), num_warps=8)
-
-
-def move(source: Tensor, target: Tensor) -> None:
-    """Copy a few numbers; one of both is in the host's memory, and pinned."""
-    size = source.numel()
-    launch(kernels.move, (-(-size // ROW), 1), (source, target, size), (ROW,))
