@@ -97,61 +97,6 @@ def test_projections(products: Any, launched: list[str], count: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.interpreted
-@pytest.mark.parametrize("count", [2, 21])
-def test_a_sum_is_made_by_the_projection_that_reads_it(
-    products: Any, launched: list[str], count: int
-) -> None:
-    rows, x, scale = with_gaps(count), drawn(SIZE, seed=1), torch.tensor(0.3)
-    exact = scale.double() * x.double() + 0.01 * rows[-1].double()
-    assert products.long_vectors.scale_and_add(x, scale, rows[-1].clone(), 0.01)
-    found = rows @ x
-    assert launched == ["project", "add_up_parts"]
-    assert error(x, exact) < EXACT
-    assert error(found, rows.double() @ exact) < 10 * EXACT
-
-
-LOOKS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
-    "a function": lambda x, scale, other: x.norm(),
-    "a part": lambda x, scale, other: x[:100] @ x[100:200],
-    "a projection of a part": lambda x, scale, other: x[: 1 << 16].view(1, -1) @ x[: 1 << 16],
-    "what it reads is changed": lambda x, scale, other: other.zero_(),
-    "its scale is changed": lambda x, scale, other: scale.zero_(),
-    "it is changed": lambda x, scale, other: x.add_(0),
-}
-
-
-@pytest.mark.gpu
-@pytest.mark.interpreted
-@pytest.mark.parametrize("look", LOOKS)
-def test_a_sum_that_waits_is_there_for_all_that_look(
-    products: Any, launched: list[str], look: str
-) -> None:
-    x, other, scale = drawn(SIZE, seed=1), drawn(SIZE, seed=2), torch.tensor(0.3)
-    exact = scale.double() * x.double() + 0.01 * other.double()
-    products.long_vectors.scale_and_add(x, scale, other, 0.01)
-    assert not launched
-    LOOKS[look](x, scale, other)
-    assert launched[0] == "scale_and_add"
-    assert error(x, exact) < EXACT
-
-
-@pytest.mark.gpu
-@pytest.mark.interpreted
-@pytest.mark.usefixtures("needs_tensor_cores")
-def test_a_sum_that_nobody_looks_at_is_made_in_the_end(launched: list[str]) -> None:
-    with torch.device(DEVICE), entry.tensor_core_products(DEVICE) as products:
-        x, other = drawn(SIZE, seed=1), drawn(SIZE, seed=2)
-        exact = 0.3 * x.double() + 0.01 * other.double()
-        products.long_vectors.scale_and_add(x, torch.tensor(0.3), other, 0.01)
-        # One waits at a time.
-        products.long_vectors.scale_and_add(other, torch.tensor(0.0), other, 0.0)
-        assert launched == ["scale_and_add"]
-    assert error(x, exact) < EXACT
-    assert not other.any()
-
-
-@pytest.mark.gpu
-@pytest.mark.interpreted
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_a_combination_with_weights(products: Any, count: int) -> None:
     rows, c, w, weights = (

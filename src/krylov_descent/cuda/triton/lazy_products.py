@@ -1,7 +1,6 @@
 """What is still to be made while operations pass by, and made before anyone looks at it.
 
-A product waits until it is known what is made of it, and a sum of long vectors for a projection,
-which has to read it anyway.
+A product waits until it is known what is made of it.
 Everything that looks at a matrix says so before (`settled`).
 """
 
@@ -14,10 +13,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from krylov_descent.cuda.triton import split_fp16 as halves
-from krylov_descent.cuda.triton import vectors
 from krylov_descent.cuda.triton.matrix_cache import Bounds, Knowledge, memory_of
 from krylov_descent.cuda.triton.split_fp16 import BOUNDED_BY_ONE, Function, Halves, Product
-from krylov_descent.cuda.triton.vectors import Sum
 
 
 @dataclass(slots=True)
@@ -65,10 +62,9 @@ class Pending:
         self._device, self._known, self._bounds = device, known, bounds
         self._waiting: dict[int, Waiting] = {}
         self._made: dict[int, _Made] = {}
-        self._sum: Sum | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._waiting or self._made or self._sum)
+        return bool(self._waiting or self._made)
 
     def settle(self, *, used_too: bool = False) -> None:
         """Make the products that still wait and are not forgotten; on this stream.
@@ -76,7 +72,6 @@ class Pending:
         Args:
             used_too: also products of which something was made.
         """
-        self._make_sum()
         for number, waiting in list(self._waiting.items()):
             if waiting.storage.expired():
                 del self._waiting[number]
@@ -86,8 +81,6 @@ class Pending:
     def settle_readers_of(self, changed: Sequence[Tensor]) -> None:
         """Make all that may have something to read from memory that is to change."""
         memories = {memory_of(tensor) for tensor in changed}
-        if self._sum is not None and memories & _memories_of(self._sum):
-            self._make_sum()
         for waiting in list(self._waiting.values()):
             others = (waiting.product.bias, waiting.product.added)
             reads = any(x is not None and memory_of(x) in memories for x in others)
@@ -99,8 +92,6 @@ class Pending:
         number = memory_of(x)
         if number is None:
             return
-        if self._sum is not None and number == memory_of(self._sum.x):
-            self._make_sum()
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             self._wait_for(number)
@@ -146,19 +137,6 @@ class Pending:
         self._waiting[storage._cdata] = Waiting(StorageWeakRef(storage), product)
         return out
 
-    def wait_with_sum(self, found: Sum) -> None:
-        """Let a sum be written when someone looks at it; what it is made of is there."""
-        self._make_sum()
-        self._sum = found
-
-    def take_sum(self, x: Tensor) -> Sum | None:
-        """What waits to be written to all of a vector, for someone who writes it; or None."""
-        found = self._sum
-        if found is None or (x.data_ptr(), x.shape) != (found.x.data_ptr(), found.x.shape):
-            return None
-        self._sum = None
-        return found
-
     def waits(self, x: object) -> Waiting | None:
         """What waits to be written to a matrix, all of it."""
         if not isinstance(x, Tensor):
@@ -200,11 +178,6 @@ class Pending:
             self._known.remember(rows, bound=bound)
         return bound
 
-    def _make_sum(self) -> None:
-        found, self._sum = self._sum, None
-        if found is not None:
-            vectors.scale_and_add(found)
-
     def _settle(self, waiting: Waiting) -> None:
         storage = torch.UntypedStorage._new_with_weak_ptr(waiting.storage.cdata)
         empty = torch.empty(0, dtype=torch.float32, device=self._device)
@@ -217,10 +190,6 @@ class Pending:
             stream = torch.cuda.current_stream(self._device)
             if stream != made.stream:
                 stream.wait_event(made.done)
-
-
-def _memories_of(found: Sum) -> set[int | None]:
-    return {memory_of(x) for x in (found.x, found.scale, found.other)}
 
 
 def _all_of(x: Tensor, product: Product) -> Tensor:

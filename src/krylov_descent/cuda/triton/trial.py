@@ -15,7 +15,6 @@ from krylov_descent.cuda.triton import split_fp16 as halves
 from krylov_descent.cuda.triton.entropies import Delta
 from krylov_descent.cuda.triton.matrix_cache import Bounds
 from krylov_descent.cuda.triton.split_fp16 import Function, Halves, Product
-from krylov_descent.cuda.triton.vectors import Sum
 
 # Of a product of 100 numbers, with the digits of float32 and of tf32.
 TOLERANCES = {True: 1e-6, False: 1e-3}
@@ -75,7 +74,6 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
         yield partial(halves.split, piece, bound)
     rows = torch.zeros(2, halves.BLOCK, dtype=torch.float32, device=device)
     yield from _basis(rows)
-    yield partial(vectors.scale_and_add, Sum(rows[0], rows[0, :1], rows[1], 0.0))
     for squares, samples in itertools.product((True, False), (2, 100 * halves.BLOCK)):
         x = rows.new_zeros(samples, 2)
         yield partial(vectors.sum_columns, x, squares=squares)
