@@ -22,7 +22,7 @@ from krylov_descent.algorithms.noise import NOISE_POINTS, ORDER, error_sums, noi
 from krylov_descent.cuda.graphs.aliased_network import Aliased
 from krylov_descent.cuda.graphs.capture import Recording
 from krylov_descent.cuda.graphs.host_transfer import Arriving, OnTheWay, placed
-from krylov_descent.cuda.graphs.parallel_branches import begin, side_by_side
+from krylov_descent.cuda.graphs.parallel_branches import begin, join, side_by_side
 from krylov_descent.cuda.graphs.search_mailbox import SearchMailbox, write
 from krylov_descent.cuda.graphs.side_stream import beside_what_follows
 from krylov_descent.cuda.triton.entry import under_way
@@ -235,8 +235,9 @@ def _evaluate(
         partial(_mean, losses.detach(), normaliser, here.parameters),
         lambda: normaliser.reciprocal().to(theta.dtype),
     ]
-    value, scale = begin(jobs)  # beside the backward pass, behind which they are waited for
+    value, scale = begin(jobs)  # beside the backward pass
     gradients = reach.gradients(losses)
+    join()
     # In one dtype, and of whole vectors: other kernels take two to five times as long.
     gradient = parameters.scale_and_add_decay(parameters.flatten(gradients), scale, point)
     held.bring(value, torch.mv(slots, gradient))

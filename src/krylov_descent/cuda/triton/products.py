@@ -160,11 +160,6 @@ class TensorCoreProducts(TorchDispatchMode):
         for tensor in _tensors_in(result):
             self._pending.note_made(tensor)
 
-    def when_made(self, rows: Tensor) -> torch.cuda.Event | None:
-        """A moment of this stream at which a matrix was there; None where none is known."""
-        self._pending.settled(rows)
-        return self._known.when_made(rows)
-
     def _find_bound(self, rows: Tensor) -> None:
         """Have it known, and no more: whoever has use for it waits for it then."""
         self._pending.bound_of(rows)

@@ -1,27 +1,18 @@
 """Derivatives by way of the outputs of Linear layers, from and to all parameters of a network.
 
-Gradients of layers are written where they belong in a vector; where they are recorded, they are
-made beside the rest of the backward pass.
+Gradients of layers are written where they belong in a vector.
 """
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.graphs.beside_backward import moments_to_begin
-from krylov_descent.cuda.graphs.parallel_branches import (
-    Moment,
-    Moments,
-    begin,
-    begin_earlier,
-    moment,
-    side_by_side,
-)
+from krylov_descent.cuda.graphs.parallel_branches import begin, side_by_side
 from krylov_descent.cuda.triton.cross_entropy import ones_for
 from krylov_descent.cuda.triton.entry import under_way
 from krylov_descent.objective.batches import Batch
@@ -97,36 +88,30 @@ class Reach:
         if self._parameters.device.type == "cpu" or under_way() is not None:
             vector = self._parameters.empty()
             places = self._parameters.pieces(vector)
-        return Room(vector, places, moment())
+        return Room(vector, places)
 
     def to_parameters(
         self, cotangents: Sequence[Tensor | None], room: "Room"
     ) -> list[Tensor | None]:
-        """From a derivative towards `tensors` to one towards the parameters.
-
-        Where it is recorded, the products of a layer begin as soon as its δ is there, beside the
-        rest of the backward pass.
-        """
+        """From a derivative towards `tensors` to one towards the parameters."""
         pieces: list[Tensor | None] = [None] * len(self._parameters.tensors)
         start, deltas = 0, list[tuple[Factored, Tensor]]()
         for layer in self._layers:
             delta = layer.joined(cotangents[start : (start := start + len(layer.outputs))])
             if delta is not None:
                 deltas.append((layer, delta))
-        deltas.reverse()  # from the last layer on, as a backward pass goes
-        of_weights, of_biases = list[_Job](), list[_Job]()
-        moments = moments_to_begin([(layer.width, delta) for layer, delta in deltas])
-        for (layer, delta), made in zip(deltas, moments, strict=True):
+        # Those of weights first: the others are short, and fit beside them.
+        places, jobs = list[int](), list[Callable[[], Tensor]]()
+        for layer, delta in reversed(deltas):
             if layer.weight is not None:
-                job = partial(layer.weight_gradient, delta, room.places[layer.weight])
-                of_weights.append(_Job(layer.weight, made, job))
+                places.append(layer.weight)
+                jobs.append(partial(layer.weight_gradient, delta, room.places[layer.weight]))
+        for layer, delta in reversed(deltas):
             if layer.bias is not None:
-                job = partial(layer.bias_gradient, delta, room.places[layer.bias])
-                of_biases.append(_Job(layer.bias, made, job))
-        jobs = of_weights + of_biases  # which are short, and fit beside the others
-        found = begin_earlier([(job.begins, job.run) for job in jobs], room.since)
-        for of_job, piece in zip(jobs, found, strict=True):
-            pieces[of_job.parameter] = piece
+                places.append(layer.bias)
+                jobs.append(partial(layer.bias_gradient, delta, room.places[layer.bias]))
+        for i, piece in zip(places, side_by_side(jobs), strict=True):
+            pieces[i] = piece
         for i, cotangent in zip(self._rest, cotangents[start:], strict=True):
             pieces[i] = _written(cotangent, room.places[i])
         if room.vector is None or any(piece is None for piece in pieces):
@@ -142,14 +127,6 @@ class Reach:
         return moved + [pieces[i] for i in self._rest]
 
 
-class _Job(NamedTuple):
-    """The gradient of one parameter, which may begin behind moments of the backward pass."""
-
-    parameter: int
-    begins: Moments
-    run: Callable[[], Tensor]
-
-
 @dataclass(frozen=True, slots=True)
 class Room:
     """For derivatives towards the parameters.
@@ -157,12 +134,10 @@ class Room:
     Attributes:
         vector: of all of them [n]; None where each has a place of its own.
         places: for each parameter, in that vector.
-        since: the moment at which this was there.
     """
 
     vector: Tensor | None
     places: Sequence[Tensor | None]
-    since: Moment
 
 
 def losses_and_reach(network: Network, batch: Batch) -> tuple[Tensor, Reach]:

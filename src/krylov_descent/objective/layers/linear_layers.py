@@ -115,7 +115,6 @@ class Factored:
         self._kinds = [(z.shape, z.dtype) for z in layer.outputs]
         self.weight = position.get(id(module.weight))
         self.bias = position.get(id(module.bias))
-        self.width = max(module.weight.shape)
         rows = [x.reshape(-1, x.shape[-1]) for x in layer.inputs]
         self._rows = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(module.weight.dtype)
         self._ones = ones(len(self._rows), dtype=self._rows.dtype)

@@ -23,8 +23,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.cuda.graphs.beside_backward import moments_to_begin
-from krylov_descent.cuda.graphs.parallel_branches import Moment, begin_earlier, moment
+from krylov_descent.cuda.graphs.parallel_branches import is_recorded, side_by_side
 from krylov_descent.cuda.triton.cross_entropy import ones_for
 from krylov_descent.cuda.triton.entry import under_way
 from krylov_descent.cuda.triton.launching import NotLoadedError
@@ -92,7 +91,7 @@ class SquaredGradients:
         rest = [
             i for i, p in enumerate(network.original.parameters.tensors) if id(p) not in covered
         ]
-        outputs, since = [y for layer in factored for y in layer.outputs], moment()
+        outputs, recorded = [y for layer in factored for y in layer.outputs], is_recorded()
         found = torch.autograd.grad(
             losses,
             [*outputs, *(parameters[i] for i in rest)],
@@ -106,14 +105,14 @@ class SquaredGradients:
             gradients[i] = gradient
         deltas: list[Tensor | None] = list(found[: len(outputs)])
         del found, outputs, candidates
-        of_layers = _one_after_another if since is None else partial(_side_by_side, since)
+        of_layers = _side_by_side if recorded else _one_after_another
         for p, gradient, square in of_layers(factored, deltas, memory):
             if id(p) in position:
                 gradients[position[id(p)]] = gradient
                 squares[position[id(p)]] = square
         if rest:
             # No number can be read where this is recorded, after the same was done without.
-            sums = [gradients[i] for i in rest] if since is None else None
+            sums = None if recorded else [gradients[i] for i in rest]
             of_rest = self._squares_by_vmap(batch, rest, memory, sums)
             for i, square in zip(rest, of_rest, strict=True):
                 squares[i] = square
@@ -297,22 +296,14 @@ def _one_after_another(
 
 
 def _side_by_side(
-    since: Moment, layers: list[LinearLayer], deltas: list[Tensor | None], memory: int
+    layers: list[LinearLayer], deltas: list[Tensor | None], memory: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The same where it is recorded: beside the backward pass, and one layer beside the other."""
+    """The same where it is recorded: one layer beside the other."""
     rest = iter(deltas)
-    calls = [[next(rest) for _ in layer.outputs] for layer in layers][::-1]
-    layers = layers[::-1]
-    made = moments_to_begin(
-        [
-            (max(layer.module.weight.shape), own[0] if len(own) == 1 else None)
-            for layer, own in zip(layers, calls, strict=True)
-        ]
-    )
     jobs = [
-        partial(_factored, layer, own, memory) for layer, own in zip(layers, calls, strict=True)
+        partial(_factored, layer, [next(rest) for _ in layer.outputs], memory) for layer in layers
     ]
-    for found in begin_earlier(list(zip(made, jobs, strict=True)), since):
+    for found in side_by_side(jobs):
         yield from found
 
 
