@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from krylov_descent.cuda.graphs.recorded_operations import recorded_operations
 from krylov_descent.cuda.triton import entry
 from krylov_descent.runtime.precision import SETTINGS
 
@@ -27,8 +28,13 @@ def needs_tensor_cores() -> None:
 
 @pytest.fixture
 def products(needs_tensor_cores: None) -> Iterator[Any]:
-    with torch.device(DEVICE), entry.tensor_core_products(DEVICE) as found:
+    with torch.device(DEVICE), on_tensor_cores() as found:
         yield found
+
+
+def on_tensor_cores(before: Any = None) -> AbstractContextManager[Any]:
+    """The dispatch mode and the operations of a recording, whether or not one is made."""
+    return recorded_operations(entry.tensor_core_products(DEVICE, before))
 
 
 def launches(monkeypatch: pytest.MonkeyPatch, *modules: str) -> list[str]:

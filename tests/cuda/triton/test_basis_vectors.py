@@ -10,7 +10,6 @@ from torch import Tensor
 
 from krylov_descent.algorithms.krylov import found_on_host
 from krylov_descent.algorithms.subspace import fill_slots
-from krylov_descent.cuda.triton import entry
 from krylov_descent.curvature.preconditioners.preconditioner import Diagonal, Identity, Metric
 from tests.cuda.triton.kernels import (
     DEVICE,
@@ -19,6 +18,7 @@ from tests.cuda.triton.kernels import (
     error,
     launches,
     needs_tensor_cores,
+    on_tensor_cores,
     products,
 )
 from tests.subspaces import Dear
@@ -207,7 +207,7 @@ def basis(metric: Metric, gradient: Tensor, steps: list[Tensor]) -> tuple[Tensor
 def test_a_basis_is_that_of_float64(launched: list[str], kind: str) -> None:
     with torch.device(DEVICE):
         g, step, diagonal = drawn(SIZE), drawn(SIZE, seed=1), drawn(SIZE, seed=2).abs() + 0.2
-    with entry.tensor_core_products(DEVICE):
+    with on_tensor_cores():
         rows, found = basis(METRICS[kind](diagonal), g, [step])
     exact, expected = basis(METRICS[kind](diagonal.double()), g.double(), [step.double()])
     assert error(rows, exact) < 1e-5
@@ -227,7 +227,7 @@ def test_directions_that_vanish_are_zero(recorded: bool) -> None:
     with torch.device(DEVICE):
         g, diagonal = drawn(SIZE), drawn(SIZE, seed=2).abs() + 0.2
     slots = torch.zeros(4, SIZE, device=DEVICE)
-    with entry.tensor_core_products(DEVICE) if recorded else nullcontext():
+    with on_tensor_cores() if recorded else nullcontext():
         found = fill_slots(slots, lambda v: 2 * diagonal * v, Diagonal(diagonal), g, [])
     there, curved, _ = found_on_host(found)
     assert there == [0]

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from krylov_descent.cuda.graphs.aliased_network import Aliased
-from krylov_descent.cuda.triton import entry
-from krylov_descent.cuda.triton.cross_entropy import ones_for, sample_cross_entropy
+from krylov_descent.cuda.triton.cross_entropy import sample_cross_entropy
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.layers.layer_gradients import losses_and_gradients
 from krylov_descent.objective.layers.squared_gradients import SquaredGradients
 from krylov_descent.objective.network import Network
+from krylov_descent.runtime.ops import operations
 from krylov_descent.runtime.precision import derivatives_in_tf32, forward_precision
 from tests.cuda.triton.kernels import (
     DEVICE,
@@ -27,6 +27,7 @@ from tests.cuda.triton.kernels import (
     error,
     launches,
     needs_tensor_cores,
+    on_tensor_cores,
     products,
     set_to,
 )
@@ -45,7 +46,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def operations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operations of torch that have something to compute, by name."""
     modes = pytest.importorskip("krylov_descent.cuda.triton.products")
     dispatch, names = modes.TensorCoreProducts.__torch_dispatch__, list[str]()
@@ -99,7 +100,7 @@ def made(z: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
 
 
 def gradient(losses: Tensor, z: Tensor, factors: Tensor | None = None, **kwargs: Any) -> Tensor:
-    factors = ones_for(losses) if factors is None else factors
+    factors = operations().ones(losses) if factors is None else factors
     (found,) = torch.autograd.grad(losses, z, factors, **kwargs)
     return found
 
@@ -142,17 +143,17 @@ def test_losses_and_their_derivative_with_its_halves(
 @pytest.mark.gpu
 @pytest.mark.interpreted
 def test_the_derivative_of_the_sum_comes_with_the_losses(
-    products: Any, launched: list[str], operations: list[str]
+    products: Any, launched: list[str], dispatched: list[str]
 ) -> None:
     z, target = logits_and_targets(70, 784)
     for job in products.prepare([], [target]):
         job()
     assert launched == ["find_bound"]
     launched.clear()
-    operations.clear()
+    dispatched.clear()
     delta = gradient(made(z, target), z)
     assert launched == ["cross_entropy"]
-    assert not operations
+    assert not dispatched
     w = drawn(784, 64, seed=3)
     assert error(delta @ w, (z.double().sigmoid() - target.double()) @ w.double()) < EXACT
     assert launched == ["cross_entropy", "find_bound", "split", "product"]  # both of w
@@ -162,15 +163,15 @@ def test_the_derivative_of_the_sum_comes_with_the_losses(
 @pytest.mark.interpreted
 @pytest.mark.parametrize("off", [torch.no_grad, torch.enable_grad])
 def test_without_a_gradient_there_are_losses_alone(
-    products: Any, launched: list[str], operations: list[str], off: Callable[[], Any]
+    products: Any, launched: list[str], dispatched: list[str], off: Callable[[], Any]
 ) -> None:
     z, target = logits_and_targets(70, 61)
     given = z if off is torch.no_grad else z.detach()
-    operations.clear()
+    dispatched.clear()
     with off():
         losses = made(given, target)
     assert launched == ["cross_entropy"]  # without a bound of the targets
-    assert not operations
+    assert not dispatched
     assert error(losses, torchs(z.double(), target.double())) < EXACT
 
 
@@ -235,7 +236,7 @@ def test_nothing_is_waited_for_between_values_and_derivatives(
     launched: list[str], rough: bool
 ) -> None:
     sizes, x = (140, 200, 140), drawn(90, 140).sigmoid()
-    with derivatives_in_tf32(rough), entry.tensor_core_products(DEVICE):
+    with derivatives_in_tf32(rough), on_tensor_cores():
         losses, gradients = losses_and_gradients(
             Aliased(autoencoder(sizes, torch.float32)), Batch(x, x.clone(), len(x))
         )
@@ -265,7 +266,7 @@ def test_squares_are_made_of_the_same_derivative(launched: list[str]) -> None:
     network, exact_one = (autoencoder(sizes, dtype) for dtype in (torch.float32, torch.float64))
     squares = SquaredGradients(network)
     squares.of_batch(batch, memory)  # to know which layers to trust
-    with entry.tensor_core_products(DEVICE):
+    with on_tensor_cores():
         losses, gradients, found = squares.on(Aliased(network)).of_batch(batch, memory)
     assert launched.count("cross_entropy") == 1
     exact = SquaredGradients(exact_one).of_batch(batch.map(Tensor.double), memory)

@@ -22,6 +22,7 @@ from tests.cuda.triton.kernels import (
     drawn,
     error,
     needs_tensor_cores,
+    on_tensor_cores,
     products,
     set_to,
 )
@@ -225,7 +226,7 @@ def test_a_matrix_that_changes_is_looked_at_again(
 def test_a_matrix_that_changed_since_the_last_recording_is_looked_at_again(products: Any) -> None:
     a, b = drawn(100, 90), drawn(90, 80, seed=1)
     before = a @ b
-    with entry.tensor_core_products(DEVICE, products):
+    with on_tensor_cores(products):
         assert torch.equal(a @ b, before)
         a.mul_(2)
         assert torch.equal(a @ b, 2 * before)
@@ -255,11 +256,11 @@ def test_matrices_that_jobs_share_are_ready_for_each_of_them() -> None:
         def all_products() -> list[Tensor]:
             return side_by_side([lambda w=w: x @ w for w in weights])  # type: ignore[misc]
 
-        with entry.tensor_core_products(DEVICE):
+        with on_tensor_cores():
             all_products()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph), entry.tensor_core_products(DEVICE):
+        with torch.cuda.graph(graph), on_tensor_cores():
             found = all_products()
         for seed in range(5):
             x.copy_(drawn(4000, 1000, seed=100 + seed))
@@ -278,7 +279,7 @@ def test_what_was_known_is_gone_when_nobody_has_use_for_it() -> None:
     gc.disable()
     try:
         for wrong in (False, True):
-            with suppress(ValueError), entry.tensor_core_products(DEVICE) as products:
+            with suppress(ValueError), on_tensor_cores() as products:
                 gone = weakref.ref(products)
                 layer(x).sigmoid().sum().backward()
                 if wrong:
@@ -330,7 +331,7 @@ def test_a_mode_that_fails_at_its_end_is_over(monkeypatch: pytest.MonkeyPatch) -
 
     def multiply(kept: list[Tensor]) -> None:
         a = torch.ones(100, 90, device=DEVICE)
-        with entry.tensor_core_products(DEVICE):
+        with on_tensor_cores():
             kept.append(a @ a.t())
             monkeypatch.setattr(halves, "product", fails)
 
@@ -352,10 +353,10 @@ def test_a_product_with_a_use_already_is_ready_for_all_jobs() -> None:
         torch.ops.aten.sigmoid_backward(back, y)
         return side_by_side([lambda: back.t() @ b, lambda: back.sum(0), lambda: back * 1.0])
 
-    with entry.tensor_core_products(DEVICE):
+    with on_tensor_cores():
         work()
     torch.cuda.synchronize()
-    with torch.cuda.graph(graph), entry.tensor_core_products(DEVICE):
+    with torch.cuda.graph(graph), on_tensor_cores():
         results = work()
     graph.replay()
     torch.cuda.synchronize()
@@ -522,7 +523,7 @@ def test_a_product_that_waits_is_there_for_all_that_look(products: Any) -> None:
     twice = a @ b
     assert error(twice + twice, 2 * exact) < EXACT
     assert error(twice * twice, exact**2) < EXACT
-    with entry.tensor_core_products(DEVICE):
+    with on_tensor_cores():
         last = a @ b
         used = a @ b
         used.sigmoid()

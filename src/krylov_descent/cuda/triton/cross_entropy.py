@@ -25,18 +25,6 @@ def sample_cross_entropy(outputs: Any, targets: Any, *, averaged: bool = False) 
     return found
 
 
-def ones_for(losses: Tensor) -> Tensor:
-    """One for each of the losses, to differentiate their sum: of a kind that is known to be ones.
-
-    The derivative of a cross entropy is made together with it, for the case that it is this sum's.
-    """
-    products = under_way()
-    if products is None or losses.dim() != 1 or losses.dtype is not torch.float32:
-        return torch.ones_like(losses)
-    found: Tensor = products.entropies.ones(len(losses))
-    return found
-
-
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -12,9 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.graphs.parallel_branches import begin, side_by_side
-from krylov_descent.cuda.triton.cross_entropy import ones_for
-from krylov_descent.cuda.triton.entry import under_way
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.layers.layer_trust import usable_layers
 from krylov_descent.objective.layers.linear_layers import (
@@ -24,6 +21,7 @@ from krylov_descent.objective.layers.linear_layers import (
 )
 from krylov_descent.objective.network import Network, require_graph
 from krylov_descent.objective.parameters import Pieces
+from krylov_descent.runtime.ops import operations
 
 # Parameters of a model whose products take longer than to look at their numbers.
 LARGE = 1 << 16
@@ -74,18 +72,19 @@ class Reach:
         """∂ Σ losses / ∂p for each parameter; None where the losses do not depend on it."""
         require_graph(losses)
         room = self.room()
-        found = torch.autograd.grad(losses, self.tensors, ones_for(losses), allow_unused=True)
+        ones = operations().ones(losses)
+        found = torch.autograd.grad(losses, self.tensors, ones, allow_unused=True)
         return self.to_parameters(found, room)
 
     def room(self) -> "Room":
         """For derivatives towards the parameters; asked for before all that they are made of.
 
-        They are written where they belong in a vector, which saves a copy of all of it. On a GPU
-        only where products are not left to torch: its kernels want pieces that begin evenly.
+        They are written where they belong in a vector, which saves a copy of all of it; but not
+        where operations want tensors that begin evenly in memory.
         """
         vector: Tensor | None = None
         places: Sequence[Tensor | None] = [None] * len(self._parameters.tensors)
-        if self._parameters.device.type == "cpu" or under_way() is not None:
+        if operations().writes_anywhere(self._parameters.device):
             vector = self._parameters.empty()
             places = self._parameters.pieces(vector)
         return Room(vector, places)
@@ -110,7 +109,7 @@ class Reach:
             if layer.bias is not None:
                 places.append(layer.bias)
                 jobs.append(partial(layer.bias_gradient, delta, room.places[layer.bias]))
-        for i, piece in zip(places, side_by_side(jobs), strict=True):
+        for i, piece in zip(places, operations().independent(jobs), strict=True):
             pieces[i] = piece
         for i, cotangent in zip(self._rest, cotangents[start:], strict=True):
             pieces[i] = _written(cotangent, room.places[i])
@@ -121,8 +120,8 @@ class Reach:
     def from_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """From a direction in the parameters to the one that it causes in `tensors`."""
         jobs = [partial(layer.from_parameters, pieces) for layer in self._layers]
-        # What goes on from the first layer need not wait for the others, where it is recorded.
-        others = side_by_side(jobs[1:]) if under_way() is None else begin(jobs[1:], AT_A_TIME)
+        # What goes on from the first layer need not wait for the others.
+        others = operations().begin(jobs[1:], AT_A_TIME)
         moved = [dz for of_layer in (*(job() for job in jobs[:1]), *others) for dz in of_layer]
         return moved + [pieces[i] for i in self._rest]
 

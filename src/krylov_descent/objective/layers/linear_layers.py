@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
-from krylov_descent.cuda.triton.entry import under_way
+from krylov_descent.runtime.ops import operations
 
 # To leave out inputs that are always zero costs a copy of a weight, and of x once.
 MOST_NONZERO = 0.9
@@ -139,14 +139,7 @@ class Factored:
 
     def bias_gradient(self, delta: Tensor, place: Tensor | None = None) -> Tensor:
         """Σ δ, likewise."""
-        products = under_way()
-        if products is not None:
-            found: Tensor | None = products.matrices.sums_over_rows(delta, squares=False, out=place)
-            if found is not None:
-                return found
-        # A product, because on a GPU torch's sum over rows takes several times as long.
-        row = None if place is None else place.unsqueeze(0)
-        return torch.mm(self._ones, delta, out=row).squeeze(0)
+        return operations().sums_over_rows(delta, self._ones, place)
 
     def _without_zeros(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """X and a weight for it, without the inputs that are zero in all samples, if it pays."""
