@@ -18,7 +18,7 @@ from torch import Tensor
 from krylov_descent.algorithms.basis_storage import Alone, Placement, StoredBasis
 from krylov_descent.algorithms.metric import Diagonal, Metric
 from krylov_descent.algorithms.metric_times_basis import Images
-from krylov_descent.cuda.triton.entry import under_way
+from krylov_descent.runtime.ops import operations
 
 Product = Callable[[Tensor], Tensor]
 
@@ -82,7 +82,7 @@ def fill_with_krylov_space(
 
     def scale_of(k: int, squared: Tensor, before: Tensor) -> Tensor:
         """What makes 1 of the length of what is left of a vector, given both lengths' squares."""
-        return _scale_of(squared, least, before, lengths[k : k + 1])
+        return operations().scale_of_length(squared, least, before, lengths[k : k + 1])
 
     def add(k: int, u: Tensor, w: Tensor, taken: Tensor, scale: Tensor) -> bool:
         """Make row k of what is left of u, times a scale; False if it is seen to be 0.
@@ -91,8 +91,9 @@ def fill_with_krylov_space(
         """
         rows.put(k, u, scale)
         images.keep(k, w, taken, scale)
-        # Reading a number costs a GPU a stop, and a CPU nothing. NaN goes on, and is found in H̄.
-        return u.is_cuda or float(lengths[k]) != 0
+        # To read a number takes a GPU a stop, and a CPU nothing. NaN goes on, and is found in H̄.
+        unread = u.is_cuda or not operations().may_read
+        return unread or float(lengths[k]) != 0
 
     def add_next(k: int) -> bool:
         """Row k of D⁻¹Hv, v the row before; on the way that one's row of H̄."""
@@ -162,7 +163,7 @@ def _remainder_at_once(
     projected: Tensor,
     place: Tensor,
 ) -> tuple[Tensor, Tensor] | None:
-    """What is left of D⁻¹w, and its scale, by two kernels; None where these are not for it.
+    """What is left of D⁻¹w, and its scale, at once; None where single operations are for it.
 
     Args:
         rows: V.
@@ -170,38 +171,18 @@ def _remainder_at_once(
         w: from which D times the last rows was taken already; overwritten where D is diagonal.
         found: Vᵀw for the first rows, which are to be taken from D⁻¹w.
         along: what was taken of the last of these before.
-        least: as in `_scale_of`, where the other is everything, with what was taken.
+        least: as in `scale_of_length`, where the other is everything, with what was taken.
         projected: where all that was taken is to be written.
-        place: as in `_scale_of`.
+        place: as in `scale_of_length`.
     """
-    products = under_way()
-    if products is None or not rows.plain:
+    if not (rows.plain and operations().fuses):
         return None
     diagonal = metric.diagonal if isinstance(metric, Diagonal) else None
     u = w if diagonal is not None else metric.solve(w)
-    parts = products.long_vectors.subtract_rows(u, diagonal, rows.stored[: len(found)], found, w)
+    parts = operations().subtract_rows(u, diagonal, rows.stored[: len(found)], found, w)
     if parts is None:
         return None
-    return u, products.long_vectors.scale_of_remainder(parts, found, along, least, projected, place)
-
-
-def _scale_of(squared: Tensor, least: float, before: Tensor, place: Tensor) -> Tensor:
-    """What makes a length 1, given its square; zero if that is no more than so much of another.
-
-    Args:
-        squared: the length's square, a number.
-        least: below this times the other it is nothing.
-        before: the other.
-        place: where the square is to be written, or zero if it is nothing [1].
-    """
-    products = under_way()
-    if products is not None:
-        scale: Tensor | None = products.long_vectors.scale_of_length(squared, least, before, place)
-        if scale is not None:
-            return scale
-    vanished = squared <= least * before
-    place.copy_(torch.where(vanished, 0.0, squared))
-    return torch.where(vanished, 0.0, squared.rsqrt())
+    return u, operations().scale_of_remainder(parts, found, along, least, projected, place)
 
 
 def found_on_host(found: Tensor) -> tuple[list[int], Tensor, Tensor]:

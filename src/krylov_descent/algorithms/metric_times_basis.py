@@ -4,7 +4,7 @@ from torch import Tensor
 
 from krylov_descent.algorithms.basis_storage import Storage, StoredBasis
 from krylov_descent.algorithms.metric import Diagonal, Entrywise, Metric
-from krylov_descent.cuda.triton.entry import under_way
+from krylov_descent.runtime.ops import operations
 
 
 class Images:
@@ -29,17 +29,17 @@ class Images:
 
     def subtract(self, w: Tensor, which: slice, coefficients: Tensor) -> None:
         """Take D times a combination of some rows from a vector, in place."""
-        rows, products = self._rows, under_way()
-        if self._kept is not None and products is not None:  # in one kernel
+        rows = self._rows
+        if self._kept is not None and w.is_cuda:  # in one kernel
             self._kept.subtracted(w, which, coefficients)
             return
         if self._kept is not None:
             w.sub_(self._kept.combine(which, coefficients))
             return
         diagonal = self._metric.diagonal if isinstance(self._metric, Diagonal) else None
-        if diagonal is not None and products is not None and rows.plain:
+        if diagonal is not None and rows.plain and operations().fuses:
             few = rows.stored[which]
-            if products.long_vectors.subtract_combination(w, few, coefficients, diagonal):
+            if operations().subtract_combination(w, few, coefficients, diagonal):
                 return
         combined = rows.combine(which, coefficients)
         if diagonal is not None and w.is_cuda:  # in one kernel

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from krylov_descent.cuda.triton.cross_entropy import sample_cross_entropy
 from krylov_descent.objective.batches import Tree, map_tensors, replace_tensors, tensors_in
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
+from krylov_descent.runtime.ops import operations
 
 Loss = Callable[[Tree, Tree], Tensor]
 # v → (∂² Σ nᵢ / ∂z²) v, over the list of output tensors z.
@@ -103,11 +103,10 @@ class SampleLoss:
         if not self.known:
             return self._per_sample_of_callable(outputs, targets, size)
         self._check_shapes(outputs, targets)
-        if self.is_plain_cross_entropy:
+        plain = self.is_plain_cross_entropy and isinstance(outputs, Tensor)
+        if plain and outputs.shape[:1] == (size,):
             averaged = self._averages_elements
-            found = sample_cross_entropy(outputs, targets, averaged=averaged)
-            if found is not None:
-                return found
+            return operations().cross_entropy(outputs, targets, averaged=averaged)
         self._check_weight(outputs)
         elements: Tensor = self._elements(outputs, targets)
         if elements.dim() == 0 or elements.shape[0] != size:

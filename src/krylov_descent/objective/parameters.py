@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.triton.entry import under_way
 from krylov_descent.runtime.private import add_each, copy_each, norms_of, views_like
 
 SUPPORTED_DTYPES = (torch.float32, torch.float64)
@@ -146,12 +145,7 @@ class FlatParameters:
 
     def scale_and_add_decay(self, result: Tensor, scale: Tensor, vector: Tensor) -> Tensor:
         """The result [n] times a number on its device, plus λ ⊙ vector; in place."""
-        products, decays = under_way(), set(self.weight_decay)
-        done = False
-        if products is not None and len(decays) == 1:
-            done = products.long_vectors.scale_and_add(result, scale, vector, decays.pop())
-        if not done:
-            self.add_decay(result.mul_(scale), vector)
+        self.add_decay(result.mul_(scale), vector)
         return result
 
     def add_decay(self, result: Tensor, vector: Tensor | None = None) -> None:

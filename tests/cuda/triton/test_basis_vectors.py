@@ -11,16 +11,22 @@ from torch import Tensor
 from krylov_descent.algorithms.krylov import found_on_host
 from krylov_descent.algorithms.metric import Diagonal, Metric
 from krylov_descent.algorithms.subspace import fill_slots
-from krylov_descent.cuda.triton import entry
 from krylov_descent.curvature.preconditioners.preconditioner import Identity
-from tests.cuda.triton.test_products import drawn, error, launches, needs_tensor_cores, products
+from tests.cuda.triton.kernels import (
+    DEVICE,
+    EXACT,
+    drawn,
+    error,
+    launches,
+    needs_tensor_cores,
+    on_tensor_cores,
+    products,
+)
 from tests.subspaces import Dear
 
 __all__ = ["needs_tensor_cores", "products"]  # fixtures
 
-CUDA = torch.device("cuda", 0)
 SIZE = 65_603
-EXACT = 3e-7
 NAN, INFINITY = float("nan"), float("inf")
 
 
@@ -44,6 +50,7 @@ def error_of_gram(found: Tensor, rows: Tensor) -> float:
 
 # One block of rows, a part of one, several, and more pairs of them than a program has.
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("count", [1, 9, 21, 35])
 def test_all_inner_products_between_rows(products: Any, launched: list[str], count: int) -> None:
     rows = with_gaps(count)
@@ -55,6 +62,7 @@ def test_all_inner_products_between_rows(products: Any, launched: list[str], cou
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 def test_inner_products_with_other_rows_are_no_gram_matrix(
     products: Any, launched: list[str]
 ) -> None:
@@ -64,6 +72,7 @@ def test_inner_products_with_other_rows_are_no_gram_matrix(
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("bad", [NAN, INFINITY])
 def test_a_row_that_is_not_finite_spoils_its_own_inner_products(products: Any, bad: float) -> None:
     rows = with_gaps(10)
@@ -78,6 +87,7 @@ def test_a_row_that_is_not_finite_spoils_its_own_inner_products(products: Any, b
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 21])
 def test_projections(products: Any, launched: list[str], count: int) -> None:
     rows, x = with_gaps(count), drawn(SIZE, seed=1)
@@ -87,58 +97,7 @@ def test_projections(products: Any, launched: list[str], count: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("count", [2, 21])
-def test_a_sum_is_made_by_the_projection_that_reads_it(
-    products: Any, launched: list[str], count: int
-) -> None:
-    rows, x, scale = with_gaps(count), drawn(SIZE, seed=1), torch.tensor(0.3)
-    exact = scale.double() * x.double() + 0.01 * rows[-1].double()
-    assert products.long_vectors.scale_and_add(x, scale, rows[-1].clone(), 0.01)
-    found = rows @ x
-    assert launched == ["project", "add_up_parts"]
-    assert error(x, exact) < EXACT
-    assert error(found, rows.double() @ exact) < 10 * EXACT
-
-
-LOOKS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
-    "a function": lambda x, scale, other: x.norm(),
-    "a part": lambda x, scale, other: x[:100] @ x[100:200],
-    "a projection of a part": lambda x, scale, other: x[: 1 << 16].view(1, -1) @ x[: 1 << 16],
-    "what it reads is changed": lambda x, scale, other: other.zero_(),
-    "its scale is changed": lambda x, scale, other: scale.zero_(),
-    "it is changed": lambda x, scale, other: x.add_(0),
-}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("look", LOOKS)
-def test_a_sum_that_waits_is_there_for_all_that_look(
-    products: Any, launched: list[str], look: str
-) -> None:
-    x, other, scale = drawn(SIZE, seed=1), drawn(SIZE, seed=2), torch.tensor(0.3)
-    exact = scale.double() * x.double() + 0.01 * other.double()
-    products.long_vectors.scale_and_add(x, scale, other, 0.01)
-    assert not launched
-    LOOKS[look](x, scale, other)
-    assert launched[0] == "scale_and_add"
-    assert error(x, exact) < EXACT
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("needs_tensor_cores")
-def test_a_sum_that_nobody_looks_at_is_made_in_the_end(launched: list[str]) -> None:
-    with torch.device(CUDA), entry.tensor_core_products(CUDA) as products:
-        x, other = drawn(SIZE, seed=1), drawn(SIZE, seed=2)
-        exact = 0.3 * x.double() + 0.01 * other.double()
-        products.long_vectors.scale_and_add(x, torch.tensor(0.3), other, 0.01)
-        # One waits at a time.
-        products.long_vectors.scale_and_add(other, torch.tensor(0.0), other, 0.0)
-        assert launched == ["scale_and_add"]
-    assert error(x, exact) < EXACT
-    assert not other.any()
-
-
-@pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_a_combination_with_weights(products: Any, count: int) -> None:
     rows, c, w, weights = (
@@ -156,6 +115,7 @@ def test_a_combination_with_weights(products: Any, count: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("divided", [True, False])
 @pytest.mark.parametrize("near", [1, 2])
 def test_a_remainder_and_its_scale(products: Any, divided: bool, near: int) -> None:
@@ -192,6 +152,7 @@ def test_a_remainder_and_its_scale(products: Any, divided: bool, near: int) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 def test_a_remainder_in_place_of_what_it_is_multiplied_with(products: Any) -> None:
     rows, taken, w = with_gaps(3), drawn(3, seed=1), drawn(SIZE, seed=3)
     divisor, before = drawn(SIZE, seed=4).abs() + 0.1, w.double()
@@ -202,6 +163,7 @@ def test_a_remainder_in_place_of_what_it_is_multiplied_with(products: Any) -> No
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 def test_what_is_no_number_does_not_vanish(products: Any) -> None:
     rows, taken, w = with_gaps(3), drawn(3, seed=1), drawn(SIZE, seed=3)
     w[SIZE // 2] = NAN
@@ -240,12 +202,13 @@ def basis(metric: Metric, gradient: Tensor, steps: list[Tensor]) -> tuple[Tensor
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("needs_tensor_cores")
 @pytest.mark.parametrize("kind", METRICS)
 def test_a_basis_is_that_of_float64(launched: list[str], kind: str) -> None:
-    with torch.device(CUDA):
+    with torch.device(DEVICE):
         g, step, diagonal = drawn(SIZE), drawn(SIZE, seed=1), drawn(SIZE, seed=2).abs() + 0.2
-    with entry.tensor_core_products(CUDA):
+    with on_tensor_cores():
         rows, found = basis(METRICS[kind](diagonal), g, [step])
     exact, expected = basis(METRICS[kind](diagonal.double()), g.double(), [step.double()])
     assert error(rows, exact) < 1e-5
@@ -258,13 +221,14 @@ def test_a_basis_is_that_of_float64(launched: list[str], kind: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("needs_tensor_cores")
 @pytest.mark.parametrize("recorded", [True, False])
 def test_directions_that_vanish_are_zero(recorded: bool) -> None:
-    with torch.device(CUDA):
+    with torch.device(DEVICE):
         g, diagonal = drawn(SIZE), drawn(SIZE, seed=2).abs() + 0.2
-    slots = torch.zeros(4, SIZE, device=CUDA)
-    with entry.tensor_core_products(CUDA) if recorded else nullcontext():
+    slots = torch.zeros(4, SIZE, device=DEVICE)
+    with on_tensor_cores() if recorded else nullcontext():
         found = fill_slots(slots, lambda v: 2 * diagonal * v, Diagonal(diagonal), g, [])
     there, curved, _ = found_on_host(found)
     assert there == [0]

@@ -1,7 +1,7 @@
 """Cross entropies by one kernel with their derivatives: against float64, and what is launched."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -12,32 +12,41 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from krylov_descent.cuda.graphs.aliased_network import Aliased
-from krylov_descent.cuda.triton import entry
-from krylov_descent.cuda.triton.cross_entropy import ones_for, sample_cross_entropy
+from krylov_descent.cuda.triton.cross_entropy import sample_cross_entropy
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.layers.layer_gradients import losses_and_gradients
 from krylov_descent.objective.layers.squared_gradients import SquaredGradients
 from krylov_descent.objective.network import Network
-from krylov_descent.runtime.precision import SETTINGS, derivatives_in_tf32, forward_precision
-from tests.cuda.triton.test_products import launches, needs_tensor_cores, products
+from krylov_descent.runtime.ops import operations
+from krylov_descent.runtime.precision import derivatives_in_tf32, forward_precision
+from tests.cuda.triton.kernels import (
+    DEVICE,
+    EXACT,
+    ROUGH,
+    drawn,
+    error,
+    launches,
+    needs_tensor_cores,
+    on_tensor_cores,
+    products,
+    set_to,
+)
 
 __all__ = ["needs_tensor_cores", "products"]  # fixtures
 
-CUDA = torch.device("cuda", 0)
 # With numbers that are read one by one and four at a time, and rows in several pieces.
 SHAPES = [(70, 784), (33, 61), (21, 1502), (16, 2100)]
-EXACT, ROUGH = 3e-7, 1e-3
 NAN, INFINITY = float("nan"), float("inf")
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels of ours that are launched, by name."""
-    return launches(monkeypatch, "chains", "entropies", "halves", "knowledge", "vectors")
+    return launches(monkeypatch, "entropies", "split_fp16", "matrix_cache", "vectors")
 
 
 @pytest.fixture
-def operations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operations of torch that have something to compute, by name."""
     modes = pytest.importorskip("krylov_descent.cuda.triton.products")
     dispatch, names = modes.TensorCoreProducts.__torch_dispatch__, list[str]()
@@ -67,29 +76,11 @@ def dirty_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(halves, "empty_halves", dirty)
 
 
-@contextmanager
-def set_to(precision: str) -> Iterator[None]:
-    SETTINGS.fp32_precision = precision
-    try:
-        yield
-    finally:
-        SETTINGS.fp32_precision = "none"
-
-
 PRECISIONS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "float32": partial(set_to, "none"),
     "tf32": partial(set_to, "tf32"),
     "tf32 back": partial(derivatives_in_tf32, True),
 }
-
-
-def error(found: Tensor, exact: Tensor) -> float:
-    return float(((found.double() - exact).norm() / exact.norm()).detach())
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator(CUDA).manual_seed(seed)
-    return torch.randn(*shape, generator=generator, device=CUDA, dtype=torch.float32)
 
 
 def logits_and_targets(rows: int, columns: int) -> tuple[Tensor, Tensor]:
@@ -109,12 +100,13 @@ def made(z: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
 
 
 def gradient(losses: Tensor, z: Tensor, factors: Tensor | None = None, **kwargs: Any) -> Tensor:
-    factors = ones_for(losses) if factors is None else factors
+    factors = operations().ones(losses) if factors is None else factors
     (found,) = torch.autograd.grad(losses, z, factors, **kwargs)
     return found
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("dirty_memory")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("weighted", "averaged"), [(False, False), (False, True), (True, True)])
@@ -149,44 +141,42 @@ def test_losses_and_their_derivative_with_its_halves(
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 def test_the_derivative_of_the_sum_comes_with_the_losses(
-    products: Any, launched: list[str], operations: list[str], monkeypatch: pytest.MonkeyPatch
+    products: Any, launched: list[str], dispatched: list[str]
 ) -> None:
     z, target = logits_and_targets(70, 784)
     for job in products.prepare([], [target]):
         job()
     assert launched == ["find_bound"]
     launched.clear()
-    operations.clear()
-    losses = made(z, target)
-    with monkeypatch.context() as patch:
-        noted: list[int] = []
-        patch.setattr(products._known, "remember", lambda rows, **_: noted.append(rows.data_ptr()))
-        delta = gradient(losses, z)
+    dispatched.clear()
+    delta = gradient(made(z, target), z)
     assert launched == ["cross_entropy"]
-    assert not operations
-    assert noted == [delta.data_ptr()]  # so that nothing made of it begins before its turn
+    assert not dispatched
     w = drawn(784, 64, seed=3)
     assert error(delta @ w, (z.double().sigmoid() - target.double()) @ w.double()) < EXACT
     assert launched == ["cross_entropy", "find_bound", "split", "product"]  # both of w
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("off", [torch.no_grad, torch.enable_grad])
 def test_without_a_gradient_there_are_losses_alone(
-    products: Any, launched: list[str], operations: list[str], off: Callable[[], Any]
+    products: Any, launched: list[str], dispatched: list[str], off: Callable[[], Any]
 ) -> None:
     z, target = logits_and_targets(70, 61)
     given = z if off is torch.no_grad else z.detach()
-    operations.clear()
+    dispatched.clear()
     with off():
         losses = made(given, target)
     assert launched == ["cross_entropy"]  # without a bound of the targets
-    assert not operations
+    assert not dispatched
     assert error(losses, torchs(z.double(), target.double())) < EXACT
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 def test_derivatives_by_turns_and_twice(products: Any) -> None:
     z, target = logits_and_targets(70, 61)
     weights, direction = drawn(70, seed=2), drawn(70, 61, seed=3)
@@ -205,6 +195,7 @@ def test_derivatives_by_turns_and_twice(products: Any) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("bad", [NAN, INFINITY, -INFINITY])
 @pytest.mark.parametrize("where", ["logits", "targets"])
 def test_what_is_not_finite_stays_so_in_its_row(products: Any, where: str, bad: float) -> None:
@@ -232,19 +223,20 @@ def autoencoder(sizes: Sequence[int], dtype: torch.dtype) -> Network:
     torch.manual_seed(0)
     layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
     modules = [module for layer in layers for module in (layer, nn.Sigmoid())][:-1]
-    found = Network(nn.Sequential(*modules).to(CUDA, dtype), nn.BCEWithLogitsLoss(), None, None)
+    found = Network(nn.Sequential(*modules).to(DEVICE, dtype), nn.BCEWithLogitsLoss(), None, None)
     found.trusted_layers = frozenset(str(2 * i) for i in range(len(layers)))
     return found
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("needs_tensor_cores")
 @pytest.mark.parametrize("rough", [False, True])
 def test_nothing_is_waited_for_between_values_and_derivatives(
     launched: list[str], rough: bool
 ) -> None:
     sizes, x = (140, 200, 140), drawn(90, 140).sigmoid()
-    with derivatives_in_tf32(rough), entry.tensor_core_products(CUDA):
+    with derivatives_in_tf32(rough), on_tensor_cores():
         losses, gradients = losses_and_gradients(
             Aliased(autoencoder(sizes, torch.float32)), Batch(x, x.clone(), len(x))
         )
@@ -266,6 +258,7 @@ def test_nothing_is_waited_for_between_values_and_derivatives(
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("needs_tensor_cores")
 def test_squares_are_made_of_the_same_derivative(launched: list[str]) -> None:
     sizes, x = (140, 200, 140), drawn(90, 140).sigmoid()
@@ -273,7 +266,7 @@ def test_squares_are_made_of_the_same_derivative(launched: list[str]) -> None:
     network, exact_one = (autoencoder(sizes, dtype) for dtype in (torch.float32, torch.float64))
     squares = SquaredGradients(network)
     squares.of_batch(batch, memory)  # to know which layers to trust
-    with entry.tensor_core_products(CUDA):
+    with on_tensor_cores():
         losses, gradients, found = squares.on(Aliased(network)).of_batch(batch, memory)
     assert launched.count("cross_entropy") == 1
     exact = SquaredGradients(exact_one).of_batch(batch.map(Tensor.double), memory)
@@ -287,12 +280,13 @@ def test_squares_are_made_of_the_same_derivative(launched: list[str]) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("needs_tensor_cores")
 def test_bounds_begin_with_zero_and_one() -> None:
     knowledge = pytest.importorskip("krylov_descent.cuda.triton.matrix_cache")
-    used = torch.full((knowledge.BOUNDS,), -1, dtype=torch.int32, device=CUDA)
+    used = torch.full((knowledge.BOUNDS,), -1, dtype=torch.int32, device=DEVICE)
     del used  # its memory is the next one's
-    bounds = knowledge.Bounds(CUDA)
+    bounds = knowledge.Bounds(DEVICE)
     assert float(bounds.one.view(torch.float32)) == 1
     others = [bounds.new() for _ in range(knowledge.BOUNDS - 1)]
     assert not torch.cat(others).any()

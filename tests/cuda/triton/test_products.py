@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -14,15 +14,24 @@ from krylov_descent import KSD
 from krylov_descent.cuda.graphs.parallel_branches import side_by_side
 from krylov_descent.cuda.triton import entry
 from krylov_descent.cuda.triton.cross_entropy import sample_cross_entropy
-from krylov_descent.cuda.triton.transfers import brought, fetched
 from krylov_descent.objective.network import Network
-from krylov_descent.runtime.precision import SETTINGS
+from tests.cuda.triton.kernels import (
+    DEVICE,
+    EXACT,
+    ROUGH,
+    drawn,
+    error,
+    needs_tensor_cores,
+    on_tensor_cores,
+    products,
+    set_to,
+)
 
-CUDA = torch.device("cuda", 0)
+__all__ = ["needs_tensor_cores", "products"]  # fixtures
+
 LAYOUTS = {"rows·rows": (True, True), "rows·columns": (True, False), "columns": (False, False)}
 # Odd sizes, large and small tiles, sums that are divided into shares.
 SHAPES = [(1000, 784, 400), (257, 33, 65), (64, 64, 5000), (30, 6, 1000), (3000, 250, 500)]
-EXACT, ROUGH = 3e-7, 1e-3
 
 
 def test_nothing_happens_without_a_gpu() -> None:
@@ -32,47 +41,10 @@ def test_nothing_happens_without_a_gpu() -> None:
 
 
 @pytest.fixture
-def needs_tensor_cores() -> None:
-    if not entry.possible(CUDA):
-        pytest.skip("this GPU has no tensor cores that the kernels are for")
-
-
-@pytest.fixture
-def products(needs_tensor_cores: None) -> Iterator[Any]:
-    with torch.device(CUDA), entry.tensor_core_products(CUDA) as found:
-        yield found
-
-
-def launches(monkeypatch: pytest.MonkeyPatch, *modules: str) -> list[str]:
-    """The kernels that these modules of `tensor_cores` launch from now on, by name."""
-    names: list[str] = []
-
-    def counting(launch: Callable[..., None]) -> Callable[..., None]:
-        def counted(kernel: Any, *args: Any, **options: Any) -> None:
-            names.append(kernel.__name__)
-            launch(kernel, *args, **options)
-
-        return counted
-
-    for name in modules:
-        module = pytest.importorskip(f"krylov_descent.cuda.triton.{name}")
-        monkeypatch.setattr(module, "launch", counting(module.launch))
-    return names
-
-
-@pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether there were three, for each product that ran on tensor cores."""
     halves = pytest.importorskip("krylov_descent.cuda.triton.split_fp16")
-    chains = pytest.importorskip("krylov_descent.cuda.triton.chains")
     found: list[bool] = []
-    make_stages = chains.make_stages
-
-    def counting_stages(stages: Any) -> Any:
-        found.extend(stage.product.three for stage in stages)
-        return make_stages(stages)
-
-    monkeypatch.setattr(chains, "make_stages", counting_stages)
 
     def counting(function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(what: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,23 +58,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-def error(found: Tensor, exact: Tensor) -> float:
-    return float(((found.double() - exact).norm() / exact.norm()).detach())
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator(CUDA).manual_seed(seed)
-    return torch.randn(*shape, generator=generator, device=CUDA)
-
-
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("precision", ["none", "tf32"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_product_has_its_digits(
     products: Any,
     calls: list[bool],
-    monkeypatch: pytest.MonkeyPatch,
     shape: tuple[int, int, int],
     layout: str,
     precision: str,
@@ -112,9 +75,8 @@ def test_a_product_has_its_digits(
     a = drawn(m, k) if a_along else drawn(k, m).t()
     b = drawn(n, k, seed=1).t() if b_along else drawn(k, n, seed=1)
     bias = drawn(n, seed=2)
-    monkeypatch.setattr(SETTINGS, "fp32_precision", precision)
-    found, plain = torch.addmm(bias, a, b), a @ b
-    SETTINGS.fp32_precision = "none"
+    with set_to(precision):
+        found, plain = torch.addmm(bias, a, b), a @ b
 
     exact = a.double() @ b.double()
     for result, right in ((found, exact + bias.double()), (plain, exact)):
@@ -123,6 +85,7 @@ def test_a_product_has_its_digits(
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("factor", [1e-30, 1e-6, 1e6, 1e18])
 def test_the_scale_of_a_matrix_does_not_matter(
     products: Any, calls: list[bool], factor: float
@@ -133,6 +96,7 @@ def test_the_scale_of_a_matrix_does_not_matter(
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 def test_small_rows_beside_a_large_one_keep_their_digits(products: Any) -> None:
     a, b = drawn(200, 100), drawn(100, 80, seed=1)
     a[0] *= 1e4
@@ -141,6 +105,7 @@ def test_small_rows_beside_a_large_one_keep_their_digits(products: Any) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 def test_zeros_and_what_is_not_finite(products: Any) -> None:
     a, b = drawn(200, 100), drawn(100, 80, seed=1)
     assert not (torch.zeros_like(a) @ b).any()
@@ -151,6 +116,7 @@ def test_zeros_and_what_is_not_finite(products: Any) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_row_that_is_not_finite_spoils_no_other(products: Any, bad: float) -> None:
     a, b = drawn(200, 100), drawn(100, 80, seed=1)
@@ -166,6 +132,7 @@ def test_a_row_that_is_not_finite_spoils_no_other(products: Any, bad: float) -> 
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 def test_scales_are_undone_without_overflow(products: Any, calls: list[bool]) -> None:
     a, b = 1e35 * drawn(200, 100), 1e-30 * drawn(100, 80, seed=1)
     assert error(a @ b, a.double() @ b.double()) < EXACT
@@ -173,6 +140,7 @@ def test_scales_are_undone_without_overflow(products: Any, calls: list[bool]) ->
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 def test_what_torch_refuses_is_refused(products: Any, calls: list[bool]) -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         drawn(200, 100) @ drawn(90, 80)
@@ -182,6 +150,7 @@ def test_what_torch_refuses_is_refused(products: Any, calls: list[bool]) -> None
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_other_layouts_are_left_to_torch(products: Any, calls: list[bool]) -> None:
     dense = drawn(200, 100) * (drawn(200, 100, seed=1) > 1)
@@ -195,26 +164,25 @@ def test_other_layouts_are_left_to_torch(products: Any, calls: list[bool]) -> No
 @pytest.mark.gpu
 def test_images_are_left_to_torch(products: Any) -> None:
     images = drawn(64, 32, 8, 2)
-    held = torch.cuda.memory_allocated() if CUDA.type == "cuda" else 0
+    held = torch.cuda.memory_allocated() if DEVICE.type == "cuda" else 0
     found = images.sigmoid()
-    if CUDA.type == "cuda":
+    if DEVICE.type == "cuda":
         assert torch.cuda.memory_allocated() - held <= 2 * found.numel() * 4
     assert torch.equal(found, torch.sigmoid(images))
 
 
 @pytest.mark.gpu
-def test_torch_is_followed_where_it_is_told_to_be_exact(
-    products: Any, calls: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.interpreted
+def test_torch_is_followed_where_it_is_told_to_be_exact(products: Any, calls: list[bool]) -> None:
     a = drawn(200, 200)
-    monkeypatch.setattr(SETTINGS, "fp32_precision", "ieee")
-    found = a @ a
-    SETTINGS.fp32_precision = "none"
+    with set_to("ieee"):
+        found = a @ a
     assert not calls
     assert error(found, a.double() @ a.double()) < 2e-6
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("activation", [nn.Sigmoid, nn.Tanh, nn.ReLU, nn.Softplus, nn.Identity])
 def test_values_and_gradients_of_a_network(
     products: Any, calls: list[bool], activation: Callable[[], nn.Module]
@@ -236,6 +204,7 @@ def test_values_and_gradients_of_a_network(
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("change", ["in place", "behind torch's back", "by another name"])
 def test_a_matrix_that_changes_is_looked_at_again(
     products: Any, calls: list[bool], change: str
@@ -253,16 +222,18 @@ def test_a_matrix_that_changes_is_looked_at_again(
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 def test_a_matrix_that_changed_since_the_last_recording_is_looked_at_again(products: Any) -> None:
     a, b = drawn(100, 90), drawn(90, 80, seed=1)
     before = a @ b
-    with entry.tensor_core_products(CUDA, products):
+    with on_tensor_cores(products):
         assert torch.equal(a @ b, before)
         a.mul_(2)
         assert torch.equal(a @ b, 2 * before)
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 def test_another_matrix_in_the_same_memory_is_another_matrix(products: Any) -> None:
     b = drawn(90, 80, seed=1)
     places = set()
@@ -278,18 +249,18 @@ def test_another_matrix_in_the_same_memory_is_another_matrix(products: Any) -> N
 @pytest.mark.usefixtures("needs_tensor_cores")
 def test_matrices_that_jobs_share_are_ready_for_each_of_them() -> None:
     """In a recording jobs run side by side, and what one makes of a matrix another one uses."""
-    with torch.device(CUDA):
+    with torch.device(DEVICE):
         x = drawn(4000, 1000)
         weights = [drawn(1000, 100, seed=seed) for seed in range(8)]
 
         def all_products() -> list[Tensor]:
             return side_by_side([lambda w=w: x @ w for w in weights])  # type: ignore[misc]
 
-        with entry.tensor_core_products(CUDA):
+        with on_tensor_cores():
             all_products()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph), entry.tensor_core_products(CUDA):
+        with torch.cuda.graph(graph), on_tensor_cores():
             found = all_products()
         for seed in range(5):
             x.copy_(drawn(4000, 1000, seed=100 + seed))
@@ -304,11 +275,11 @@ def test_matrices_that_jobs_share_are_ready_for_each_of_them() -> None:
 @pytest.mark.usefixtures("needs_tensor_cores")
 def test_what_was_known_is_gone_when_nobody_has_use_for_it() -> None:
     """At once: on a GPU nothing tells Python's collector of garbage that memory is short."""
-    x, layer = drawn(200, 90), nn.Linear(90, 80, device=CUDA)
+    x, layer = drawn(200, 90), nn.Linear(90, 80, device=DEVICE)
     gc.disable()
     try:
         for wrong in (False, True):
-            with suppress(ValueError), entry.tensor_core_products(CUDA) as products:
+            with suppress(ValueError), on_tensor_cores() as products:
                 gone = weakref.ref(products)
                 layer(x).sigmoid().sum().backward()
                 if wrong:
@@ -320,12 +291,13 @@ def test_what_was_known_is_gone_when_nobody_has_use_for_it() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("needs_tensor_cores")
 def test_with_unknown_functions_only_large_products_are_ours(
     monkeypatch: pytest.MonkeyPatch, calls: list[bool]
 ) -> None:
     monkeypatch.setattr("krylov_descent.cuda.triton.matrices.LEAST_WORK_ALONE", 200 * 100 * 80)
-    with torch.device(CUDA), entry.tensor_core_products(CUDA, sparing=True):
+    with torch.device(DEVICE), entry.tensor_core_products(DEVICE, sparing=True):
         assert entry.under_way() is None
         a, b = drawn(200, 100), drawn(100, 80, seed=1)
         assert error(a @ b, a.double() @ b.double()) < EXACT
@@ -349,6 +321,7 @@ def test_what_a_stack_is(model: nn.Module, is_one: bool) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("needs_tensor_cores")
 def test_a_mode_that_fails_at_its_end_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     halves = pytest.importorskip("krylov_descent.cuda.triton.split_fp16")
@@ -357,8 +330,8 @@ def test_a_mode_that_fails_at_its_end_is_over(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("no memory")
 
     def multiply(kept: list[Tensor]) -> None:
-        a = torch.ones(100, 90, device=CUDA)
-        with entry.tensor_core_products(CUDA):
+        a = torch.ones(100, 90, device=DEVICE)
+        with on_tensor_cores():
             kept.append(a @ a.t())
             monkeypatch.setattr(halves, "product", fails)
 
@@ -371,8 +344,8 @@ def test_a_mode_that_fails_at_its_end_is_over(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("needs_tensor_cores")
 def test_a_product_with_a_use_already_is_ready_for_all_jobs() -> None:
     """What comes back to a layer beside a sigmoid is read by its weight and by its bias."""
-    a, b, y = (torch.rand(3000, 1000, device=CUDA, dtype=torch.float32) for _ in range(3))
-    weight = torch.rand(1000, 1000, device=CUDA) - 0.5
+    a, b, y = (torch.rand(3000, 1000, device=DEVICE, dtype=torch.float32) for _ in range(3))
+    weight = torch.rand(1000, 1000, device=DEVICE) - 0.5
     graph, results = torch.cuda.CUDAGraph(), []
 
     def work() -> list[Tensor]:
@@ -380,10 +353,10 @@ def test_a_product_with_a_use_already_is_ready_for_all_jobs() -> None:
         torch.ops.aten.sigmoid_backward(back, y)
         return side_by_side([lambda: back.t() @ b, lambda: back.sum(0), lambda: back * 1.0])
 
-    with entry.tensor_core_products(CUDA):
+    with on_tensor_cores():
         work()
     torch.cuda.synchronize()
-    with torch.cuda.graph(graph), entry.tensor_core_products(CUDA):
+    with torch.cuda.graph(graph), on_tensor_cores():
         results = work()
     graph.replay()
     torch.cuda.synchronize()
@@ -393,6 +366,7 @@ def test_a_product_with_a_use_already_is_ready_for_all_jobs() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 def test_a_cross_entropy_has_both_derivatives(products: Any) -> None:
     z, target = drawn(200, 60).requires_grad_(), drawn(200, 60, seed=1).sigmoid()
     weights, direction = drawn(200, seed=2), drawn(200, 60, seed=3)
@@ -418,6 +392,7 @@ def test_a_cross_entropy_has_both_derivatives(products: Any) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("shape", [(3000, 500), (60, 6), (20_000, 25)])
 def test_sums_over_rows(products: Any, shape: tuple[int, int]) -> None:
     x, w = drawn(*shape), drawn(shape[0], 30, seed=1)
@@ -432,24 +407,7 @@ def test_sums_over_rows(products: Any, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("needs_tensor_cores")
-@pytest.mark.parametrize("count", [5, 1500])
-def test_numbers_come_from_the_host_and_go_there_with_each_replay(count: int) -> None:
-    given = torch.zeros(count, pin_memory=True)
-    found = torch.zeros(count, dtype=torch.float64, pin_memory=True)
-    graph = torch.cuda.CUDAGraph()
-    with entry.tensor_core_products(CUDA):  # kernels are compiled out of a recording
-        brought((2 * fetched(given, CUDA)).double(), found)
-    with torch.cuda.graph(graph), entry.tensor_core_products(CUDA):
-        brought((2 * fetched(given, CUDA)).double(), found)
-    for number in (1.0, 3.0):
-        given.fill_(number)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert found.tolist() == count * [2 * number]
-
-
-@pytest.mark.gpu
+@pytest.mark.interpreted
 def test_combinations_of_long_rows(products: Any) -> None:
     rows, c, start = drawn(7, 100_003), drawn(7, seed=1), drawn(100_003, seed=2)
     exact = rows.double().t() @ c.double()
@@ -465,11 +423,11 @@ def test_combinations_of_long_rows(products: Any) -> None:
 def test_steps_repeat_to_the_last_bit_and_agree_with_torch(
     monkeypatch: pytest.MonkeyPatch, calls: list[bool]
 ) -> None:
-    x, y = torch.rand(2000, 200, device=CUDA), torch.rand(2000, 100, device=CUDA)
+    x, y = torch.rand(2000, 200, device=DEVICE), torch.rand(2000, 100, device=DEVICE)
 
     def trained() -> Tensor:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(200, 600), nn.Sigmoid(), nn.Linear(600, 100)).to(CUDA)
+        model = nn.Sequential(nn.Linear(200, 600), nn.Sigmoid(), nn.Linear(600, 100)).to(DEVICE)
         optimizer = KSD(model, nn.BCEWithLogitsLoss(), dimension=8, subset_size=500)
         for _ in range(4):
             optimizer.step((x, y))
@@ -493,18 +451,15 @@ def test_without_a_compiler_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("krylov_descent.cuda.triton.trial.try_out", broken)
     with pytest.warns(UserWarning, match="no C compiler was found"):
-        assert not entry.possible.__wrapped__(CUDA)
+        assert not entry.possible.__wrapped__(DEVICE)
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("precision", ["none", "tf32"])
 @pytest.mark.parametrize("kind", ["sigmoid", "tanh", "relu"])
 def test_functions_of_products_are_made_with_them(
-    products: Any,
-    calls: list[bool],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    precision: str,
+    products: Any, calls: list[bool], kind: str, precision: str
 ) -> None:
     """Going forward, along a direction, and back; each with halves that the next product has."""
     a, b, last = drawn(200, 90), drawn(70, 90, seed=1), drawn(60, 70, seed=2)
@@ -525,10 +480,9 @@ def test_functions_of_products_are_made_with_them(
 
     assert added.isfinite().all()  # and so it is made, and its bound is known
     given, before = (a, b, last, bias, added, value), len(calls)
-    monkeypatch.setattr(SETTINGS, "fp32_precision", precision)
-    mine = found(*given)
-    sums = [result.sum() for result in mine]
-    SETTINGS.fp32_precision = "none"
+    with set_to(precision):
+        mine = found(*given)
+        sums = [result.sum() for result in mine]
 
     exact = found(*(tensor.double() for tensor in given))
     for result, right in zip(mine, exact, strict=True):
@@ -538,6 +492,7 @@ def test_functions_of_products_are_made_with_them(
 
 
 @pytest.mark.gpu
+@pytest.mark.interpreted
 def test_a_product_that_waits_is_there_for_all_that_look(products: Any) -> None:
     """In place, through another name, as a part, by several, or when all is over."""
     a, b = drawn(200, 90), drawn(90, 80, seed=1)
@@ -568,7 +523,7 @@ def test_a_product_that_waits_is_there_for_all_that_look(products: Any) -> None:
     twice = a @ b
     assert error(twice + twice, 2 * exact) < EXACT
     assert error(twice * twice, exact**2) < EXACT
-    with entry.tensor_core_products(CUDA):
+    with on_tensor_cores():
         last = a @ b
         used = a @ b
         used.sigmoid()

@@ -4,7 +4,6 @@ import copy
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from krylov_descent import Objective
-from krylov_descent.cuda.graphs.beside_backward import moments_to_begin
 from krylov_descent.curvature.double_backward import gauss_newton
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.layers.layer_gradients import Reach
@@ -279,20 +277,6 @@ def test_a_linearisation_may_have_sparse_matrices() -> None:
     batch = Batch(torch.randn(7, 80), torch.randn(7, 10), 7)
     product = gauss_newton(network, batch)
     assert all(piece is not None for piece in product([p.detach() for p in model.parameters()]))
-
-
-def test_a_gradient_begins_when_its_own_delta_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it waits for a narrow layer, whose δ may have been there before."""
-    deltas = {name: torch.ones(2, 2) for name in "abcdef"}
-    made = {id(deltas[name]): name for name in "abcde"}  # of f it is not known when
-    products = SimpleNamespace(when_made=lambda delta: made.get(id(delta)))
-    monkeypatch.setattr("krylov_descent.cuda.graphs.beside_backward.under_way", lambda: products)
-    layers = [(400, "a"), (400, "f"), (30, "b"), (400, "c"), (20, "-"), (30, "d"), (400, "e")]
-    found = moments_to_begin([(width, deltas.get(name)) for width, name in layers])
-    assert [list(map(str, moments)) for moments in found] == [
-        ["a", "b"],
-        *([], ["b"], [], [], ["d"], ["e"]),
-    ]
 
 
 def test_frozen_weights_and_biases_are_left_out() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.cuda.graphs.parallel_branches import all_joined
+from krylov_descent.cuda.graphs.recorded_operations import recorded_operations
 from krylov_descent.cuda.triton.entry import possible, tensor_core_products
 from krylov_descent.cuda.triton.launching import loaded_kernels_alone
 from krylov_descent.objective.batches import Batch, tensors_in
@@ -198,7 +199,7 @@ def capture_graph(
             # All that may be missing is a kernel, which says so.
             with suppress(RuntimeError), loaded_kernels_alone():
                 return capture()
-        with torch.cuda.stream(side), products():
+        with torch.cuda.stream(side), recorded_operations(products()):
             rehearsal()
         current.wait_stream(side)
         try:
@@ -254,7 +255,7 @@ def _captured(
         # Other threads, of data loaders, may go on copying to the device meanwhile.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            with products() as known, all_joined():
+            with recorded_operations(products()) as known, all_joined():
                 result = function()
         except BaseException:
             _give_up(graph, pool)

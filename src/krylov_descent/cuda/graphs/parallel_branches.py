@@ -1,8 +1,7 @@
 """Jobs that do not depend on each other: on parallel branches of a CUDA graph that is recorded.
 
 The products of one layer rarely fill a GPU. `side_by_side` waits for all jobs before anything else
-goes on; `begin` lets that go on at once, up to where something that they make is read; and
-`begin_earlier` has jobs begin where what they read was made, though they are known only later.
+goes on; `begin` lets that go on at once, up to where something that they make is read.
 """
 
 import functools
@@ -20,8 +19,6 @@ from krylov_descent.cuda.triton.entry import under_way
 BRANCHES = 16
 
 Result = TypeVar("Result")
-Moment = torch.cuda.Event | None
-Moments = tuple[torch.cuda.Event, ...]
 
 
 @dataclass(slots=True)
@@ -61,7 +58,7 @@ def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
     if products is not None:
         products.settle()  # what all jobs may read
         jobs = [partial(_settled, products, job) for job in jobs]
-    if not _is_recorded():
+    if not is_recorded():
         return [job() for job in jobs]
     current, outer = torch.cuda.current_stream(), _known.own
     here, mine = current.record_event(), _known.take(len(jobs))
@@ -98,45 +95,23 @@ def begin(jobs: Sequence[Callable[[], Result]], at_a_time: int = BRANCHES) -> li
         jobs: in the order in which their results are needed.
         at_a_time: how many of them; the fewer, the less they take from what follows.
     """
-    if not _is_recorded() or _known.own is not None:
+    if not is_recorded() or _known.own is not None:
         return side_by_side(jobs)
     products = under_way()
     if products is not None:
         products.settle()
         jobs = [partial(_noted, products, job) for job in jobs]
-    now = torch.cuda.current_stream().record_event()
-    return _on_branches([((now,), job) for job in jobs], _branches()[:at_a_time])
-
-
-def begin_earlier(
-    jobs: Sequence[tuple[Moments, Callable[[], Result]]], since: Moment
-) -> list[Result]:
-    """Run independent jobs and wait for all that was begun; each begins after moments in the past.
-
-    Args:
-        jobs: with the moments at which what they read was made; where none is known they wait for
-            everything. They have no jobs of their own.
-        since: a moment before all these, None where nothing is recorded. What the jobs write to
-            was allocated by then: memory that is new since may be read still, with what it had
-            before, by something that they do not wait for.
-    """
-    products = under_way()
-    if products is None or since is None or _known.own is not None:
-        found = side_by_side([job for _, job in jobs])
-    else:
-        products.settle()
-        now = torch.cuda.current_stream().record_event()
-        settled = [(made or (now,), partial(_settled, products, job)) for made, job in jobs]
-        # On branches that have memory of their own: what was made on others and let go since may be
-        # read still, likewise.
-        found = _on_branches(settled, _own_branches())
-    join()
-    return found
-
-
-def moment() -> Moment:
-    """Now, for jobs that need not wait for more than what was recorded by now."""
-    return torch.cuda.current_stream().record_event() if _is_recorded() else None
+    current, results = torch.cuda.current_stream(), list[Result]()
+    now = current.record_event()
+    try:
+        for job, branch in zip(jobs, itertools.cycle(_branches()[:at_a_time]), strict=False):
+            branch.wait_event(now)
+            _known.open.add(branch)
+            torch.cuda.set_stream(branch)
+            results.append(job())
+    finally:
+        torch.cuda.set_stream(current)
+    return results
 
 
 def join() -> None:
@@ -166,32 +141,15 @@ def all_joined() -> Iterator[None]:
 
 def _join_all() -> None:
     current = torch.cuda.current_stream()
-    for branch in (*_branches(), *_own_branches()):
+    for branch in _branches():
         with torch.cuda.stream(branch):
             recorded = torch.cuda.is_current_stream_capturing()
         if recorded:
             current.wait_stream(branch)
 
 
-def _on_branches(
-    jobs: Sequence[tuple[Moments, Callable[[], Result]]],
-    branches: Sequence[torch.cuda.Stream],
-) -> list[Result]:
-    """Record jobs on branches in turn, each behind all of its moments."""
-    current, results = torch.cuda.current_stream(), list[Result]()
-    try:
-        for (made, job), branch in zip(jobs, itertools.cycle(branches), strict=False):
-            for event in made:
-                branch.wait_event(event)
-            _known.open.add(branch)
-            torch.cuda.set_stream(branch)
-            results.append(job())
-    finally:
-        torch.cuda.set_stream(current)
-    return results
-
-
-def _is_recorded() -> bool:
+def is_recorded() -> bool:
+    """Whether this stream is captured as a part of a CUDA graph."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
@@ -210,15 +168,9 @@ def _noted(products: Any, job: Callable[[], Result]) -> Result:
 
 
 def _branches() -> list[torch.cuda.Stream]:
-    return _streams(torch.cuda.current_device())[:BRANCHES]
-
-
-def _own_branches() -> list[torch.cuda.Stream]:
-    """Those of `begin_earlier`."""
-    return _streams(torch.cuda.current_device())[BRANCHES:]
+    return _streams(torch.cuda.current_device())
 
 
 @functools.cache
 def _streams(device: int) -> list[torch.cuda.Stream]:
-    """All at once: torch has 32 of a priority, in turn, and the same ones again after these."""
-    return [torch.cuda.Stream(device) for _ in range(2 * BRANCHES)]
+    return [torch.cuda.Stream(device) for _ in range(BRANCHES)]

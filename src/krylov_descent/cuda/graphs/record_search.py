@@ -28,11 +28,10 @@ from krylov_descent.algorithms.subspace import Subspace
 from krylov_descent.cuda.graphs.aliased_network import Aliased
 from krylov_descent.cuda.graphs.capture import Recording
 from krylov_descent.cuda.graphs.host_transfer import Arriving, OnTheWay, placed
-from krylov_descent.cuda.graphs.parallel_branches import begin, side_by_side
+from krylov_descent.cuda.graphs.parallel_branches import begin, join, side_by_side
 from krylov_descent.cuda.graphs.recorder import EVALUATION, NOISE, STEP, Recorder
 from krylov_descent.cuda.graphs.search_mailbox import SearchMailbox, write
 from krylov_descent.cuda.triton.entry import under_way
-from krylov_descent.cuda.triton.transfers import brought, fetched
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.layers.layer_gradients import losses_and_reach
 from krylov_descent.objective.network import Network
@@ -216,8 +215,9 @@ def _evaluate(
         partial(_mean, losses.detach(), normaliser, here.parameters),
         lambda: normaliser.reciprocal().to(theta.dtype),
     ]
-    value, scale = begin(jobs)  # beside the backward pass, behind which they are waited for
+    value, scale = begin(jobs)  # beside the backward pass
     gradients = reach.gradients(losses)
+    join()
     # In one dtype, and of whole vectors: other kernels take two to five times as long.
     gradient = parameters.scale_and_add_decay(parameters.flatten(gradients), scale, point)
     held.bring(value, torch.mv(slots, gradient))
@@ -250,7 +250,7 @@ def _error_sums_at_points(
     jobs = [partial(losses_at, part) for part in noise_steps(objective.findings.epsilon)]
     with objective.value_mode():
         losses = side_by_side(jobs) if apart else [job() for job in jobs]
-    brought(error_sums(torch.stack(losses)), held)
+    held.copy_(error_sums(torch.stack(losses)), non_blocking=True)
     return held
 
 
@@ -268,19 +268,19 @@ def _take(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """A step, for a recording: θ + Vc into the parameters, and Vc in pieces like them."""
     coefficients, norm = held
-    step = slots.t() @ fetched(coefficients, slots.device)
+    step = slots.t() @ coefficients.to(slots.device, non_blocking=True)
     network.parameters.assign(theta + step)
-    brought(step.norm().double().reshape(1), norm)
+    norm.copy_(step.norm().double().reshape(1), non_blocking=True)
     return coefficients, norm[0], network.parameters.pieces(step)
 
 
 def _numbers_to_take(slots: Tensor, network: Aliased, *_: Any) -> tuple[Tensor, Tensor]:
-    """Where c is fetched from, and the norm brought to."""
+    """Where c is copied from, and the norm to."""
     return _on_host(len(slots), slots.dtype, network), _on_host(1, torch.float64, network)
 
 
 def _on_host(count: int, dtype: torch.dtype, network: Network) -> Tensor:
-    """Where so many numbers are fetched from, or brought to."""
+    """Where so many numbers are copied from or to: in pinned memory, where there is a GPU."""
     pinned = network.parameters.device.type == "cuda"
     return torch.zeros(count, dtype=dtype, pin_memory=pinned)
 

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from krylov_descent.algorithms.bfgs import Vector
-from krylov_descent.cuda.triton.transfers import brought, fetched
 
 
 class SearchMailbox:
@@ -34,11 +33,12 @@ class SearchMailbox:
 
     def coefficients(self) -> Tensor:
         """c [rows] on the GPU; the first operation of a recording."""
-        return fetched(self._sent, self._device)
+        return self._sent.to(self._device, non_blocking=True)
 
     def bring(self, value: Tensor, projected: Tensor) -> None:
         """Value and Vᵀ∇f [rows] to the host; the last operation of a recording."""
-        brought(torch.cat([value.unsqueeze(0), projected.double()]), self.numbers)
+        numbers = torch.cat([value.unsqueeze(0), projected.double()])
+        self.numbers.copy_(numbers, non_blocking=True)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what is not finite is found by the search

@@ -79,31 +79,14 @@ def remainder(
 
 
 @triton.jit(
-    do_not_specialize=["size", "count", "stride", "span", "factor", "summed"],
-    do_not_specialize_on_alignment=["rows", "vector", "scale", "other", "parts"],
+    do_not_specialize=["size", "count", "stride", "span"],
+    do_not_specialize_on_alignment=["rows", "vector", "parts"],
 )
-def project(
-    rows,
-    vector,
-    scale,
-    other,
-    parts,
-    size,
-    count,
-    stride,
-    span,
-    factor,
-    summed,
-    R: tl.constexpr,
-    C: tl.constexpr,
-):
-    """parts [programs, count] = Σ_c rows[count, c] vector[c], over a span of columns each.
-
-    If summed, the vector becomes vector · scale + factor · other before.
-    """
+def project(rows, vector, parts, size, count, stride, span, R: tl.constexpr, C: tl.constexpr):
+    """parts [programs, count] = Σ_c rows[count, c] vector[c], over a span of columns each."""
     begin = tl.program_id(0) * span
     end = tl.minimum(begin + span, size)
-    r, c, multiple = tl.arange(0, R), tl.arange(0, C), tl.load(scale)
+    r, c = tl.arange(0, R), tl.arange(0, C)
     for first in range(0, count, R):
         row = rows + (first + r).to(tl.int64)[:, None] * stride
         total = tl.zeros((R, C), tl.float32)
@@ -111,15 +94,9 @@ def project(
             at, inside = start + c, start + c < end
             there = (first + r < count)[:, None] & inside[None, :]
             numbers = tl.load(row + at[None, :], there, 0.0)
-            number = tl.load(vector + at, inside, 0.0)
-            if (summed != 0) & (first == 0):
-                number = number * multiple + factor * tl.load(other + at, inside, 0.0)
-                tl.store(vector + at, number, inside)
-            total += numbers * number[None, :]
+            total += numbers * tl.load(vector + at, inside, 0.0)[None, :]
         place = tl.program_id(0) * count + first + r
         tl.store(parts + place, tl.sum(total, 1), first + r < count)
-        if summed != 0:
-            tl.debug_barrier()  # the next rows find the sum in memory
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from krylov_descent.cuda.triton import basis_kernels as kernels
 from krylov_descent.cuda.triton.launching import SHORT, launch, multiprocessors, or_else
-from krylov_descent.cuda.triton.vectors import PARTS, Sum, add_up_parts
+from krylov_descent.cuda.triton.vectors import PARTS, add_up_parts
 
 # Rows and columns that are multiplied with a vector at a time, of few rows and of more.
 WIDE, DEEP = (2, 1024), (8, 256)
@@ -107,22 +107,18 @@ def scale_of_remainder(
     return scale
 
 
-def project(rows: Tensor, vector: Tensor, waiting: Sum | None = None) -> Tensor:
+def project(rows: Tensor, vector: Tensor) -> Tensor:
     """Σ_c rows[k, c] vector[c] for each row [count].
 
     Args:
         rows: [count, n].
         vector: [n].
-        waiting: what is to be in the vector's place before that.
     """
     count, size = rows.shape
     tile = WIDE if count <= WIDE[0] else DEEP
     programs, span = _spans(rows, tile[1], PROJECTING)
     parts, out = rows.new_empty(programs, count), rows.new_empty(count)
-    # Where nothing waits, none of it is looked at.
-    found = Sum(vector, vector, vector, 0.0) if waiting is None else waiting
-    sizes, summed = (size, count, rows.stride(0), span), int(waiting is not None)
-    args = rows, vector, found.scale, found.other, parts, *sizes, found.factor, summed
+    args = rows, vector, parts, size, count, rows.stride(0), span
     launch(kernels.project, (programs, 1), args, tile)
     add_up_parts(parts, out)
     return out

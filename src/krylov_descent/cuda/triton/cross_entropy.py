@@ -25,18 +25,6 @@ def sample_cross_entropy(outputs: Any, targets: Any, *, averaged: bool = False) 
     return found
 
 
-def ones_for(losses: Tensor) -> Tensor:
-    """One for each of the losses, to differentiate their sum: of a kind that is known to be ones.
-
-    The derivative of a cross entropy is made together with it, for the case that it is this sum's.
-    """
-    products = under_way()
-    if products is None or losses.dim() != 1 or losses.dtype is not torch.float32:
-        return torch.ones_like(losses)
-    found: Tensor = products.entropies.ones(len(losses))
-    return found
-
-
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -58,7 +46,7 @@ class _CrossEntropy(torch.autograd.Function):
             factors = factors if ctx.share == 1 else ctx.share * factors
             found = factors.unsqueeze(1) * (outputs.sigmoid() - targets)
         elif products.entropies.are_ones(factors):
-            found = products.entropies.at_its_turn(delta)
+            found = delta
         else:
             found = products.entropies.cross_entropy_backward(outputs, targets, ctx.share, factors)
         return found, None, None, None

@@ -15,7 +15,6 @@ from krylov_descent.cuda.triton.entropies import Delta
 from krylov_descent.cuda.triton.layouts import is_rows
 from krylov_descent.cuda.triton.lazy_products import Pending
 from krylov_descent.cuda.triton.matrix_cache import Bounds, Knowledge
-from krylov_descent.cuda.triton.split_fp16 import Halves
 from krylov_descent.runtime.precision import SETTINGS, derivative_precision
 from krylov_descent.runtime.private import transforms_are_active
 
@@ -79,16 +78,6 @@ class EntropyDerivatives:
         entropies.cross_entropy(x, target, share, delta=delta)
         self._known.remember(delta.values, halves=delta.halves, bound=delta.halves.bound)
         return delta.values
-
-    def at_its_turn(self, delta: Tensor) -> Tensor:
-        """The derivative that was made with its cross entropy, when it is asked for.
-
-        What is made of it may begin now (`when_made`), and no earlier: memory for that is new.
-        """
-        made: Halves | None = self._known.recall(delta, "halves")
-        if made is not None:
-            self._known.remember(delta, halves=made, bound=made.bound)
-        return delta
 
     def ones(self, count: int) -> Tensor:
         """So many of them [count], which no kernel has to fill, and `are_ones` knows."""

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from krylov_descent.cuda.triton import kernels
 from krylov_descent.cuda.triton import split_fp16 as halves
-from krylov_descent.cuda.triton.chains import BOUNDED_BY_ONE
 from krylov_descent.cuda.triton.layouts import is_rows, rows_of
 from krylov_descent.cuda.triton.lazy_products import Pending
 from krylov_descent.cuda.triton.matrix_cache import Bounds, Knowledge
-from krylov_descent.cuda.triton.split_fp16 import Function
+from krylov_descent.cuda.triton.split_fp16 import BOUNDED_BY_ONE, Function
 from krylov_descent.runtime.precision import SETTINGS
 
 aten = torch.ops.aten

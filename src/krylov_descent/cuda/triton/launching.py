@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.runtime.messages import first_line
+from krylov_descent.runtime.ops import NotReadyError
 from krylov_descent.runtime.private import specialised_places
 
 # Of numbers that are each made of several, a program makes so many.
@@ -30,10 +31,6 @@ class _Loading:
 _loading = _Loading()
 
 
-class NotLoadedError(RuntimeError):
-    """A kernel would have to be loaded where that is not allowed."""
-
-
 def launch(
     kernel: Any,
     grid: tuple[int, int],
@@ -51,17 +48,16 @@ def launch(
         constants: those in capitals, which come last.
         options: that go with the constants.
     """
-    tensors = _tensors_in(args)
+    tensor = _tensors_in(args)[0]
     aligned = [x.data_ptr() % 16 == 0 for x in _tensors_in([args[i] for i in _specialised(kernel)])]
-    where = max(tensor.get_device() for tensor in tensors)  # one may be in the host's memory
-    dtype = tensors[0].dtype
-    kind = (kernel.__name__, where, dtype, *constants, *options.values(), *aligned)
+    where = tensor.get_device(), tensor.dtype
+    kind = (kernel.__name__, *where, *constants, *options.values(), *aligned)
     compiled = _compiled.get(kind)
     try:
         if compiled is None:
             # In this capture, that is; elsewhere another thread may load what it wants.
             if not _loading.allowed and torch.cuda.is_current_stream_capturing():
-                raise NotLoadedError(f"the kernel {kernel.__name__} is not loaded")
+                raise NotReadyError(f"the kernel {kernel.__name__} is not loaded")
             _compiled[kind] = kernel[grid](*args, *constants, **options)
         else:
             compiled[(*grid, 1)](*args, *constants)
@@ -89,7 +85,7 @@ def _specialised(kernel: Any) -> list[int]:
 
 @contextmanager
 def loaded_kernels_alone() -> Iterator[None]:
-    """For a while a capture raises `NotLoadedError` where a kernel would have to be loaded."""
+    """For a while a capture raises `NotReadyError` where a kernel would have to be loaded."""
     _loading.allowed = False
     try:
         yield

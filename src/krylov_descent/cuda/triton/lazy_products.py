@@ -1,7 +1,6 @@
 """What is still to be made while operations pass by, and made before anyone looks at it.
 
-A product waits until it is known what is made of it. A function of a narrow product waits, in a
-chain, for the next one, and a sum of long vectors for a projection, which has to read it anyway.
+A product waits until it is known what is made of it.
 Everything that looks at a matrix says so before (`settled`).
 """
 
@@ -12,12 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.triton import chains, vectors
 from krylov_descent.cuda.triton import split_fp16 as halves
-from krylov_descent.cuda.triton.chains import BOUNDED_BY_ONE, NOTHING, Chain, Stage
 from krylov_descent.cuda.triton.matrix_cache import Bounds, Knowledge, memory_of
-from krylov_descent.cuda.triton.split_fp16 import Function, Halves, Planned, Product
-from krylov_descent.cuda.triton.vectors import Sum
+from krylov_descent.cuda.triton.split_fp16 import BOUNDED_BY_ONE, Function, Halves, Product
 from krylov_descent.runtime.private import StorageWeakRef, storage_at, storage_number
 
 
@@ -54,7 +50,7 @@ class _Made:
 
 
 class Pending:
-    """Products and functions of products that are to be made, and the halves of what is made.
+    """Products that are to be made, and the halves of what is made.
 
     Args:
         device: the GPU.
@@ -66,20 +62,16 @@ class Pending:
         self._device, self._known, self._bounds = device, known, bounds
         self._waiting: dict[int, Waiting] = {}
         self._made: dict[int, _Made] = {}
-        self._chain = Chain(device)
-        self._sum: Sum | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._waiting or self._made or self._chain or self._sum)
+        return bool(self._waiting or self._made)
 
     def settle(self, *, used_too: bool = False) -> None:
-        """Make the chain, and the products that still wait and are not forgotten; on this stream.
+        """Make the products that still wait and are not forgotten; on this stream.
 
         Args:
             used_too: also products of which something was made.
         """
-        self._make_sum()
-        self._chain.make(self._known)
         for number, waiting in list(self._waiting.items()):
             if waiting.storage.expired():
                 del self._waiting[number]
@@ -88,10 +80,7 @@ class Pending:
 
     def settle_readers_of(self, changed: Sequence[Tensor]) -> None:
         """Make all that may have something to read from memory that is to change."""
-        self._chain.make(self._known)
         memories = {memory_of(tensor) for tensor in changed}
-        if self._sum is not None and memories & _memories_of(self._sum):
-            self._make_sum()
         for waiting in list(self._waiting.values()):
             others = (waiting.product.bias, waiting.product.added)
             reads = any(x is not None and memory_of(x) in memories for x in others)
@@ -103,15 +92,11 @@ class Pending:
         number = memory_of(x)
         if number is None:
             return
-        if self._sum is not None and number == memory_of(self._sum.x):
-            self._make_sum()
-        if self._chain.holds(number):
-            self._chain.make(self._known)
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             self._wait_for(number)
             return
-        product, bound = self._with_halves(waiting.product), self._bounds.new()
+        product, bound = waiting.product, self._bounds.new()
         out = _all_of(x, product)
         if product.added is None:
             halves.product(product, bound=bound, out=out)
@@ -152,19 +137,6 @@ class Pending:
         self._waiting[storage_number(out)] = Waiting(StorageWeakRef(storage), product)
         return out
 
-    def wait_with_sum(self, found: Sum) -> None:
-        """Let a sum be written when someone looks at it; what it is made of is there."""
-        self._make_sum()
-        self._sum = found
-
-    def take_sum(self, x: Tensor) -> Sum | None:
-        """What waits to be written to all of a vector, for someone who writes it; or None."""
-        found = self._sum
-        if found is None or (x.data_ptr(), x.shape) != (found.x.data_ptr(), found.x.shape):
-            return None
-        self._sum = None
-        return found
-
     def waits(self, x: object) -> Waiting | None:
         """What waits to be written to a matrix, all of it."""
         if not isinstance(x, Tensor):
@@ -184,30 +156,9 @@ class Pending:
         waiting.used = True
         m, n, _ = product.sizes
         out = torch.empty(m, n, dtype=torch.float32, device=self._device)
-        if chains.may_be_stage(product, function):
-            self._go_on_with(product, function, out, bound)
-            return out
-        product = self._with_halves(product)
         found = halves.function_of_product(product, function, out, None if in_one else bound)
         self._known.remember(out, halves=replace(found, bound=bound), bound=bound)
         return out
-
-    def operand(self, rows: Tensor, *, three: bool, narrow: bool) -> Halves | Planned:
-        """What a product has of its first matrix, whose rows are given.
-
-        Args:
-            rows: of the matrix.
-            three: whether both halves are wanted.
-            narrow: whether the product may be a stage of a chain, and its rows are along the sum.
-        """
-        if narrow:
-            waiting = self.waits(rows)
-            if waiting is not None:
-                self._go_on_with_nothing(waiting, rows)
-            last = self._chain.ends_with(rows)
-            if last is not None:
-                return Planned(last.out, last.bound)
-        return self.halves_of(rows, three)
 
     def halves_of(self, rows: Tensor, three: bool) -> Halves:
         """The halves of a matrix; made where they are not known."""
@@ -227,11 +178,6 @@ class Pending:
             self._known.remember(rows, bound=bound)
         return bound
 
-    def _make_sum(self) -> None:
-        found, self._sum = self._sum, None
-        if found is not None:
-            vectors.scale_and_add(found)
-
     def _settle(self, waiting: Waiting) -> None:
         storage = storage_at(waiting.storage)
         empty = torch.empty(0, dtype=torch.float32, device=self._device)
@@ -244,34 +190,6 @@ class Pending:
             stream = torch.cuda.current_stream(self._device)
             if stream != made.stream:
                 stream.wait_event(made.done)
-
-    def _with_halves(self, product: Product) -> Product:
-        """Of a matrix that was in a chain, where this is none of its stages."""
-        if isinstance(product.a, Halves):
-            return product
-        return replace(product, a=self.halves_of(product.a.matrix, product.three))
-
-    def _go_on_with(self, product: Product, function: Function, out: Tensor, bound: Tensor) -> None:
-        """Let a function of a narrow product be the next stage, or the first of a new chain."""
-        stage = Stage(product, function, out.detach(), bound)
-        if not self._chain.takes(stage):
-            self._chain.make(self._known)
-            stage = replace(stage, product=self._with_halves(product))
-        self._chain.append(stage)
-
-    def _go_on_with_nothing(self, waiting: Waiting, x: Tensor) -> None:
-        """Let a product that goes into another one as it is be a stage, where that is possible."""
-        product = waiting.product
-        if waiting.used or not chains.may_be_stage(product, NOTHING):
-            return
-        bound, number = self._bounds.new(), memory_of(x)
-        if bound is not None and number is not None:
-            del self._waiting[number]
-            self._go_on_with(product, NOTHING, _all_of(x, product), bound)
-
-
-def _memories_of(found: Sum) -> set[int | None]:
-    return {memory_of(x) for x in (found.x, found.scale, found.other)}
 
 
 def _all_of(x: Tensor, product: Product) -> Tensor:

@@ -14,7 +14,6 @@ from krylov_descent.cuda.triton import split_fp16 as halves
 from krylov_descent.cuda.triton.layouts import is_ours
 from krylov_descent.cuda.triton.lazy_products import Pending
 from krylov_descent.cuda.triton.matrix_cache import Knowledge
-from krylov_descent.cuda.triton.vectors import Sum
 
 aten = torch.ops.aten
 # A combination of a few rows, each of so many numbers at least, is one of a basis.
@@ -45,12 +44,9 @@ class LongVectors:
     def mv(self, a: Tensor, x: Tensor) -> Any:
         """a [m, n] times x [n], in place of torch's: a projection on rows, or a sum of them."""
         fits = is_ours(x, self._device) and x.shape == a.shape[1:] and x.is_contiguous()
-        if fits and self._are_long_rows(a):
-            self._pending.settled(a)
-            waiting = self._pending.take_sum(x)
-            self._pending.settled(x)
-            return basis_vectors.project(a, x, waiting)
         self._pending.all_settled(a, x)
+        if fits and self._are_long_rows(a):
+            return basis_vectors.project(a, x)
         if self._is_combination(a, x):
             return basis_vectors.combine(a.t(), x)
         return aten.mv.default(a, x)
@@ -67,21 +63,6 @@ class LongVectors:
         if set(factors) <= {"alpha"} and sign in (1, -1) and self._may_join(y, a, x):
             return basis_vectors.add_combination(a.t(), x, y, int(sign), y)
         return aten.addmv_.default(y, a, x, **factors)
-
-    def scale_and_add(self, x: Tensor, scale: Tensor, other: Tensor, factor: float) -> bool:
-        """X · scale + factor · other in place of a long vector x [n]; False where it is none.
-
-        It waits for a projection.
-        """
-        long = LEAST_COLUMNS <= x.numel() <= halves.LARGEST
-        fits = all(is_ours(t, self._device) and t.is_contiguous() for t in (x, scale, other))
-        if not (long and fits and x.dim() == 1 and other.shape == x.shape and scale.numel() == 1):
-            return False
-        self._pending.settle_readers_of([x])
-        self._pending.all_settled(x, scale, other)
-        self._pending.wait_with_sum(Sum(x, scale, other, factor))
-        self._known.forget(x)
-        return True
 
     def scale_of_length(
         self, squared: Tensor, least: float, before: Tensor, place: Tensor

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.triton import chains, vectors
 from krylov_descent.cuda.triton import split_fp16 as halves
+from krylov_descent.cuda.triton import vectors
 from krylov_descent.cuda.triton.layouts import is_ours, is_rows
 from krylov_descent.cuda.triton.lazy_products import Pending
 from krylov_descent.cuda.triton.long_vectors import LongVectors
@@ -102,8 +102,7 @@ class Matrices:
         if bias is not None:
             self._pending.settled(bias)
         of_b = self._pending.halves_of(rows_of_b, three)
-        narrow = waits and chains.is_narrow(m, n, k)
-        of_a = self._pending.operand(rows_of_a, three=three, narrow=narrow)
+        of_a = self._pending.halves_of(rows_of_a, three)
         product = Product(of_a, of_b, a_along, b_along, three, bias)
         return self._pending.wait(product) if waits else halves.product(product, out=out)
 

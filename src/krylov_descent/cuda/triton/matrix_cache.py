@@ -132,16 +132,6 @@ class Knowledge:
         known = None if earlier is None else getattr(earlier, what).get(_key(rows))
         return None if known is None else known.what
 
-    def when_made(self, rows: Tensor) -> torch.cuda.Event | None:
-        """A moment of this stream at which a matrix was there; None where none is known."""
-        memory = self._memories.get(storage_number(rows))
-        if memory is None:
-            return None
-        known = memory.bound.get(_key(rows)) or memory.halves.get(_key(rows))
-        if known is None or known.stream != torch.cuda.current_stream(self._device):
-            return None
-        return known.found
-
     def forget(self, changed: Tensor) -> None:
         """What was known of whatever shares its memory."""
         if changed.layout is not torch.strided:

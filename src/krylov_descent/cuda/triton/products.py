@@ -8,8 +8,8 @@ times (a weight going forward and back, an input for values and for weight gradi
 kernel that computes the matrix, where it is one of those that are known: sigmoid and its like.
 
 A product waits until it is known what is made of it. If that is a sum or such a function, one
-kernel makes everything, and the product itself is never written; for narrow layers one kernel for
-several of them. Whatever else looks at it has it made first (`pending`).
+kernel makes everything, and the product itself is never written. Whatever else looks at it has it
+made first (`pending`).
 
 What passes by is handed on, to `matrices`, `functions_of_products` or `long_vectors`;
 `entropy_derivatives` is asked by the loss. None of them knows the mode itself: as soon as nobody
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from krylov_descent.cuda.triton import split_fp16 as halves
-from krylov_descent.cuda.triton import vectors
 from krylov_descent.cuda.triton.entropy_derivatives import EntropyDerivatives
 from krylov_descent.cuda.triton.functions_of_products import FUNCTIONS, FunctionsOfProducts
 from krylov_descent.cuda.triton.layouts import is_rows, rows_of
@@ -156,16 +155,6 @@ class TensorCoreProducts(DispatchMode):
         """Of a job on a stream that is not waited for: whoever looks at its tensors waits then."""
         for tensor in _tensors_in(result):
             self._pending.note_made(tensor)
-
-    def when_made(self, rows: Tensor) -> torch.cuda.Event | None:
-        """A moment of this stream at which a matrix was there; None where none is known."""
-        self._pending.settled(rows)
-        return self._known.when_made(rows)
-
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy a few numbers to or from pinned memory."""
-        self._pending.settled(source)
-        vectors.move(source, target)
 
     def _find_bound(self, rows: Tensor) -> None:
         """Have it known, and no more: whoever has use for it waits for it then."""

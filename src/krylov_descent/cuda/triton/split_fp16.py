@@ -23,6 +23,9 @@ BLOCK = 2048
 # Columns of a block, where a matrix has no more of them.
 NARROW = 64
 
+# Functions whose values are between -1 and 1.
+BOUNDED_BY_ONE = (kernels.SIGMOID, kernels.TANH)
+
 # Kernels count in int32, and blocks of columns in 16 bits.
 LARGEST, MOST_COLUMNS = 1 << 28, 1 << 20
 
@@ -47,34 +50,11 @@ class Halves:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A matrix that is not made yet, whose halves may never be asked for: a stage of a chain.
-
-    Attributes:
-        matrix: its memory [rows, columns].
-        bound: of it [1].
-    """
-
-    matrix: Tensor
-    bound: Tensor
-
-    @property
-    def rows(self) -> int:
-        """Of the matrix."""
-        return self.matrix.shape[0]
-
-    @property
-    def columns(self) -> int:
-        """Of the matrix."""
-        return self.matrix.shape[1]
-
-
-@dataclass(frozen=True, slots=True)
 class Product:
     """abᵀ + bias + added, with a [M, K] and b [N, K].
 
     Attributes:
-        a: [M, K], or [K, M] if its rows are not along k. Halves by the time that it is made.
+        a: [M, K], or [K, M] if its rows are not along k.
         b: [N, K], or [K, N] likewise.
         a_along: whether rows of a are along k.
         b_along: whether rows of b are.
@@ -84,7 +64,7 @@ class Product:
         bound_added: of that [1].
     """
 
-    a: Halves | Planned
+    a: Halves
     b: Halves
     a_along: bool
     b_along: bool
@@ -98,12 +78,6 @@ class Product:
         """M, N and K."""
         m, k = (self.a.rows, self.a.columns) if self.a_along else (self.a.columns, self.a.rows)
         return m, self.b.rows if self.b_along else self.b.columns, k
-
-    @property
-    def halves(self) -> tuple[Halves, Halves]:
-        """Of a and b."""
-        assert isinstance(self.a, Halves)
-        return self.a, self.b
 
     @property
     def bounded(self) -> bool:
@@ -244,7 +218,7 @@ def _multiply(
     found: Halves | None = None,
 ) -> None:
     """Launch the kernel of a product, in so many shares of the sum; the rest see there."""
-    (m, n, k), (a, b) = what.sizes, what.halves
+    (m, n, k), a, b = what.sizes, what.a, what.b
     rows, columns, depth, warps, stages = shape
     depth_in_all = filled_up(k)
     any_bound = a.unscale.view(torch.int32)

@@ -10,13 +10,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.triton import basis_vectors, chains, entropies, kernels, vectors
+from krylov_descent.cuda.triton import basis_vectors, entropies, kernels, vectors
 from krylov_descent.cuda.triton import split_fp16 as halves
-from krylov_descent.cuda.triton.chains import Stage
 from krylov_descent.cuda.triton.entropies import Delta
 from krylov_descent.cuda.triton.matrix_cache import Bounds
 from krylov_descent.cuda.triton.split_fp16 import Function, Halves, Product
-from krylov_descent.cuda.triton.vectors import Sum
 
 # Of a product of 100 numbers, with the digits of float32 and of tf32.
 TOLERANCES = {True: 1e-6, False: 1e-3}
@@ -28,13 +26,6 @@ FUNCTIONS = {
     (True, True): (kernels.SIGMOID, kernels.TANH, kernels.ADDED_MULTIPLE),
     (True, False): (kernels.MULTIPLE,),
 }
-# Chains of functions of narrow products: forward, along a direction, and back.
-CHAINS = (
-    (kernels.SIGMOID, True),
-    (kernels.TANH, True),
-    (kernels.MULTIPLE, True),
-    (kernels.MULTIPLE, False),
-)
 KINDS = range(kernels.RELU_BACKWARD + 1)
 THREADS = 16
 
@@ -70,8 +61,6 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
                 if kind >= kernels.MULTIPLE:
                     # With a column less, where several numbers cannot be read at once.
                     yield partial(_make, replace(product, b=_less_a_column(b, along[1])), kind)
-        for kind, b_along in CHAINS:
-            yield partial(_make_chain, _nothing((64, 64), device), kind, b_along, three)
     yield partial(Bounds, device)
     bound = torch.zeros(1, dtype=torch.int32, device=device)
     for columns in (4 * halves.NARROW, 4 * halves.NARROW - 1, halves.NARROW):
@@ -85,16 +74,12 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
         yield partial(halves.split, piece, bound)
     rows = torch.zeros(2, halves.BLOCK, dtype=torch.float32, device=device)
     yield from _basis(rows)
-    yield partial(vectors.scale_and_add, Sum(rows[0], rows[0, :1], rows[1], 0.0))
     for squares, samples in itertools.product((True, False), (2, 100 * halves.BLOCK)):
         x = rows.new_zeros(samples, 2)
         yield partial(vectors.sum_columns, x, squares=squares)
     yield partial(halves.square, _nothing((64, 64), device), bound)
     for x in (rows, rows.view(-1)[:-2].view(2, -1)):
         yield from _entropies(x, bound)
-    for dtype in (torch.float32, torch.float64):
-        number = torch.zeros(1, dtype=dtype, device=device)
-        yield partial(vectors.move, torch.zeros(1, dtype=dtype, pin_memory=True), number)
 
 
 def _basis(rows: Tensor) -> Iterator[Callable[[], object]]:
@@ -131,14 +116,6 @@ def _make(product: Product, kind: int) -> None:
         product = replace(product, added=zeros, bound_added=bound)
     function = Function(min(kind, kernels.MULTIPLE), zeros, bound)
     halves.function_of_product(product, function, torch.empty_like(zeros))
-
-
-def _make_chain(a: Halves, kind: int, b_along: bool, three: bool) -> None:
-    """A chain with a single stage of zeros."""
-    zeros = a.unscale.new_zeros(a.rows, a.rows)
-    bound = zeros.view(-1)[:1].view(torch.int32)
-    product = Product(a, a, True, b_along, three)
-    chains.make_stages([Stage(product, Function(kind), zeros, bound)])
 
 
 def _nothing(shape: tuple[int, ...], device: torch.device) -> Halves:

@@ -28,25 +28,6 @@ def sum_columns(
 
 
 @triton.jit(
-    do_not_specialize=["size", "factor"],
-    do_not_specialize_on_alignment=["x", "scale", "other"],
-)
-def scale_and_add(x, scale, other, size, factor, BLOCK: tl.constexpr):
-    """x [size] = x · scale + factor · other."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    scaled = tl.load(x + at, inside, 0.0) * tl.load(scale)
-    tl.store(x + at, scaled + factor * tl.load(other + at, inside, 0.0), inside)
-
-
-@triton.jit(do_not_specialize=["size"])
-def move(source, target, size, BLOCK: tl.constexpr):
-    """target [size] = source; one of them in the host's memory."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(target + at, tl.load(source + at, at < size), at < size)
-
-
-@triton.jit(
     do_not_specialize=["programs", "count", "side"],
     do_not_specialize_on_alignment=["parts", "out"],
 )

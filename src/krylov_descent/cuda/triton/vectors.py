@@ -1,42 +1,15 @@
 """Sums of vectors, and over rows of matrices: what a step has besides products of matrices."""
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from krylov_descent.cuda.triton import vector_kernels as kernels
-from krylov_descent.cuda.triton.launching import SHORT, launch, multiprocessors
+from krylov_descent.cuda.triton.launching import launch, multiprocessors
 
 # Rows and columns of a matrix whose rows are summed up at a time.
 STRIP = (32, 128)
 # The most parts that sums are made in, or fewer, and how many sums of them are made at a time.
 PARTS, FEWER_PARTS = 1024, 64
 SUMS, MORE_SUMS = 8, 64
-# So many numbers of a row are summed up side by side.
-ROW = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """x · scale + factor · other, which is to be in the place of x.
-
-    Attributes:
-        x: [n].
-        scale: a number on the GPU.
-        other: [n].
-        factor: a number.
-    """
-
-    x: Tensor
-    scale: Tensor
-    other: Tensor
-    factor: float
-
-
-def scale_and_add(made: Sum) -> None:
-    """Write it there."""
-    args = made.x, made.scale, made.other, made.x.numel(), made.factor
-    launch(kernels.scale_and_add, (-(-made.x.numel() // SHORT), 1), args, (SHORT,))
 
 
 def sum_columns(x: Tensor, *, squares: bool, out: Tensor | None = None) -> Tensor:
@@ -76,9 +49,3 @@ def add_up_parts(parts: Tensor, out: Tensor, *, symmetric: bool = False) -> None
     most, sums = (FEWER_PARTS, MORE_SUMS) if programs <= FEWER_PARTS else (PARTS, SUMS)
     args = parts, out, programs, count, len(out) if symmetric else 0
     launch(kernels.add_up_parts, (-(-count // sums), 1), args, (most, sums), num_warps=8)
-
-
-def move(source: Tensor, target: Tensor) -> None:
-    """Copy a few numbers; one of both is in the host's memory, and pinned."""
-    size = source.numel()
-    launch(kernels.move, (-(-size // ROW), 1), (source, target, size), (ROW,))

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.graphs.parallel_branches import side_by_side
 from krylov_descent.curvature.double_backward import floating
 from krylov_descent.curvature.preconditioners.kronecker_block import Block
 from krylov_descent.curvature.preconditioners.layer_moments import (
@@ -36,6 +35,7 @@ from krylov_descent.objective.contract_probe import Findings
 from krylov_descent.objective.evaluation import Evaluation
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.parameters import FlatParameters
+from krylov_descent.runtime.ops import operations
 from krylov_descent.runtime.precision import forward_precision
 from krylov_descent.runtime.validation import check_whole
 
@@ -171,7 +171,7 @@ class KroneckerFactors:
         given, pieces = self._parameters.pieces(vector), self._parameters.pieces(result)
         with forward_precision():  # one is to be the other's inverse
             jobs = [partial(b.apply, given, pieces, inverse=inverse) for b in self._blocks]
-            side_by_side(jobs)
+            operations().independent(jobs)
 
     # From samples to factors ------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class KroneckerFactors:
                 jobs += block.filling(A, G, gamma, scale.sqrt())
             # The longest first, so that none of them is left for the end.
             jobs.sort(key=itemgetter(0), reverse=True)
-            side_by_side([job for _, job in jobs])
+            operations().independent(job for _, job in jobs)
 
     def _scale_rest(
         self,

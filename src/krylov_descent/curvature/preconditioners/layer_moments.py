@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.cuda.graphs.parallel_branches import side_by_side
 from krylov_descent.curvature.double_backward import floating
 from krylov_descent.curvature.preconditioners.output_root import Form, root_times_signs
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.layers.layer_trust import usable_layers
 from krylov_descent.objective.layers.linear_layers import LinearLayer, recorded_linear_layers
 from krylov_descent.objective.network import Network
+from krylov_descent.runtime.ops import operations
 
 # Of inputs or outputs; a layer with more (a vocabulary, say) has none, for want of memory.
 LARGEST_FACTOR = 8192
@@ -110,7 +110,7 @@ def sums_of(network: Network, batch: Batch, places: list[LinearPlace], form: For
         partial(_moments, layer, [next(deltas) for _ in layer.outputs], place)
         for place, layer in calls.items()
     ]
-    moments = dict(zip(calls, side_by_side(jobs), strict=True))
+    moments = dict(zip(calls, operations().independent(jobs), strict=True))
     like = network.parameters.tensors[0]
     flat = torch.cat(
         [like.new_zeros(0), *(moments.get(p, like.new_zeros(p.numbers)) for p in places)]

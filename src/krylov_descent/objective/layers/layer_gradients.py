@@ -1,29 +1,17 @@
 """Derivatives by way of the outputs of Linear layers, from and to all parameters of a network.
 
-Gradients of layers are written where they belong in a vector; where they are recorded, they are
-made beside the rest of the backward pass.
+Gradients of layers are written where they belong in a vector.
 """
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.graphs.beside_backward import moments_to_begin
-from krylov_descent.cuda.graphs.parallel_branches import (
-    Moment,
-    Moments,
-    begin,
-    begin_earlier,
-    moment,
-    side_by_side,
-)
-from krylov_descent.cuda.triton.cross_entropy import ones_for
-from krylov_descent.cuda.triton.entry import under_way
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.layers.layer_trust import usable_layers
 from krylov_descent.objective.layers.linear_layers import (
@@ -33,6 +21,7 @@ from krylov_descent.objective.layers.linear_layers import (
 )
 from krylov_descent.objective.network import Network, require_graph
 from krylov_descent.objective.parameters import Pieces
+from krylov_descent.runtime.ops import operations
 
 # Parameters of a model whose products take longer than to look at their numbers.
 LARGE = 1 << 16
@@ -83,50 +72,45 @@ class Reach:
         """∂ Σ losses / ∂p for each parameter; None where the losses do not depend on it."""
         require_graph(losses)
         room = self.room()
-        found = torch.autograd.grad(losses, self.tensors, ones_for(losses), allow_unused=True)
+        ones = operations().ones(losses)
+        found = torch.autograd.grad(losses, self.tensors, ones, allow_unused=True)
         return self.to_parameters(found, room)
 
     def room(self) -> "Room":
         """For derivatives towards the parameters; asked for before all that they are made of.
 
-        They are written where they belong in a vector, which saves a copy of all of it. On a GPU
-        only where products are not left to torch: its kernels want pieces that begin evenly.
+        They are written where they belong in a vector, which saves a copy of all of it; but not
+        where operations want tensors that begin evenly in memory.
         """
         vector: Tensor | None = None
         places: Sequence[Tensor | None] = [None] * len(self._parameters.tensors)
-        if self._parameters.device.type == "cpu" or under_way() is not None:
+        if operations().writes_anywhere(self._parameters.device):
             vector = self._parameters.empty()
             places = self._parameters.pieces(vector)
-        return Room(vector, places, moment())
+        return Room(vector, places)
 
     def to_parameters(
         self, cotangents: Sequence[Tensor | None], room: "Room"
     ) -> list[Tensor | None]:
-        """From a derivative towards `tensors` to one towards the parameters.
-
-        Where it is recorded, the products of a layer begin as soon as its δ is there, beside the
-        rest of the backward pass.
-        """
+        """From a derivative towards `tensors` to one towards the parameters."""
         pieces: list[Tensor | None] = [None] * len(self._parameters.tensors)
         start, deltas = 0, list[tuple[Factored, Tensor]]()
         for layer in self._layers:
             delta = layer.joined(cotangents[start : (start := start + len(layer.outputs))])
             if delta is not None:
                 deltas.append((layer, delta))
-        deltas.reverse()  # from the last layer on, as a backward pass goes
-        of_weights, of_biases = list[_Job](), list[_Job]()
-        moments = moments_to_begin([(layer.width, delta) for layer, delta in deltas])
-        for (layer, delta), made in zip(deltas, moments, strict=True):
+        # Those of weights first: the others are short, and fit beside them.
+        places, jobs = list[int](), list[Callable[[], Tensor]]()
+        for layer, delta in reversed(deltas):
             if layer.weight is not None:
-                job = partial(layer.weight_gradient, delta, room.places[layer.weight])
-                of_weights.append(_Job(layer.weight, made, job))
+                places.append(layer.weight)
+                jobs.append(partial(layer.weight_gradient, delta, room.places[layer.weight]))
+        for layer, delta in reversed(deltas):
             if layer.bias is not None:
-                job = partial(layer.bias_gradient, delta, room.places[layer.bias])
-                of_biases.append(_Job(layer.bias, made, job))
-        jobs = of_weights + of_biases  # which are short, and fit beside the others
-        found = begin_earlier([(job.begins, job.run) for job in jobs], room.since)
-        for of_job, piece in zip(jobs, found, strict=True):
-            pieces[of_job.parameter] = piece
+                places.append(layer.bias)
+                jobs.append(partial(layer.bias_gradient, delta, room.places[layer.bias]))
+        for i, piece in zip(places, operations().independent(jobs), strict=True):
+            pieces[i] = piece
         for i, cotangent in zip(self._rest, cotangents[start:], strict=True):
             pieces[i] = _written(cotangent, room.places[i])
         if room.vector is None or any(piece is None for piece in pieces):
@@ -136,18 +120,10 @@ class Reach:
     def from_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """From a direction in the parameters to the one that it causes in `tensors`."""
         jobs = [partial(layer.from_parameters, pieces) for layer in self._layers]
-        # What goes on from the first layer need not wait for the others, where it is recorded.
-        others = side_by_side(jobs[1:]) if under_way() is None else begin(jobs[1:], AT_A_TIME)
+        # What goes on from the first layer need not wait for the others.
+        others = operations().begin(jobs[1:], AT_A_TIME)
         moved = [dz for of_layer in (*(job() for job in jobs[:1]), *others) for dz in of_layer]
         return moved + [pieces[i] for i in self._rest]
-
-
-class _Job(NamedTuple):
-    """The gradient of one parameter, which may begin behind moments of the backward pass."""
-
-    parameter: int
-    begins: Moments
-    run: Callable[[], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +133,10 @@ class Room:
     Attributes:
         vector: of all of them [n]; None where each has a place of its own.
         places: for each parameter, in that vector.
-        since: the moment at which this was there.
     """
 
     vector: Tensor | None
     places: Sequence[Tensor | None]
-    since: Moment
 
 
 def losses_and_reach(network: Network, batch: Batch) -> tuple[Tensor, Reach]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
-from krylov_descent.cuda.triton.entry import under_way
+from krylov_descent.runtime.ops import operations
 from krylov_descent.runtime.private import writes_of
 
 # To leave out inputs that are always zero costs a copy of a weight, and of x once.
@@ -111,7 +111,6 @@ class Factored:
         self._kinds = [(z.shape, z.dtype) for z in layer.outputs]
         self.weight = position.get(id(module.weight))
         self.bias = position.get(id(module.bias))
-        self.width = max(module.weight.shape)
         rows = [x.reshape(-1, x.shape[-1]) for x in layer.inputs]
         self._rows = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(module.weight.dtype)
         self._ones = ones(len(self._rows), dtype=self._rows.dtype)
@@ -136,14 +135,7 @@ class Factored:
 
     def bias_gradient(self, delta: Tensor, place: Tensor | None = None) -> Tensor:
         """Σ δ, likewise."""
-        products = under_way()
-        if products is not None:
-            found: Tensor | None = products.matrices.sums_over_rows(delta, squares=False, out=place)
-            if found is not None:
-                return found
-        # A product, because on a GPU torch's sum over rows takes several times as long.
-        row = None if place is None else place.unsqueeze(0)
-        return torch.mm(self._ones, delta, out=row).squeeze(0)
+        return operations().sums_over_rows(delta, self._ones, place)
 
     def _without_zeros(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """X and a weight for it, without the inputs that are zero in all samples, if it pays."""
@@ -159,7 +151,8 @@ class Factored:
         The border of an image, words that do not occur, units that are dead. Looked for on a CPU,
         where what is saved is less arithmetic, and not one more kernel.
         """
-        if self._rows.device.type != "cpu" or self._rows.dtype not in NUMPYS:
+        on_cpu = self._rows.device.type == "cpu" and self._rows.dtype in NUMPYS
+        if not (on_cpu and operations().may_read):
             return None
         # By NumPy: torch takes ten times as long. It knows no numbers that are to be negated.
         columns = torch.from_numpy(np.flatnonzero(self._rows.resolve_neg().numpy().any(0)))

@@ -17,18 +17,13 @@ Never are N×n numbers held.
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.cuda.graphs.beside_backward import moments_to_begin
-from krylov_descent.cuda.graphs.parallel_branches import Moment, begin_earlier, moment
-from krylov_descent.cuda.triton.cross_entropy import ones_for
-from krylov_descent.cuda.triton.entry import under_way
-from krylov_descent.cuda.triton.launching import NotLoadedError
 from krylov_descent.objective.batches import Batch, replace_tensors, tensors_in
 from krylov_descent.objective.contract_probe import epsilon_of
 from krylov_descent.objective.layers.layer_trust import trust_tolerance, used_nowhere_else
@@ -36,7 +31,7 @@ from krylov_descent.objective.layers.linear_layers import LinearLayer, recorded_
 from krylov_descent.objective.loss_scale import length
 from krylov_descent.objective.network import Network, require_graph
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
-from krylov_descent.runtime.precision import rough_products
+from krylov_descent.runtime.ops import NotReadyError, operations
 from krylov_descent.runtime.threads import Shared
 
 # What holds for these holds for all.
@@ -106,11 +101,11 @@ class SquaredGradients:
         rest = [
             i for i, p in enumerate(network.original.parameters.tensors) if id(p) not in covered
         ]
-        outputs, since = [y for layer in factored for y in layer.outputs], moment()
+        outputs = [y for layer in factored for y in layer.outputs]
         found = torch.autograd.grad(
             losses,
             [*outputs, *(parameters[i] for i in rest)],
-            ones_for(losses),
+            operations().ones(losses),
             allow_unused=True,
         )
         losses = losses.detach()
@@ -120,14 +115,14 @@ class SquaredGradients:
             gradients[i] = gradient
         deltas: list[Tensor | None] = list(found[: len(outputs)])
         del found, outputs, candidates
-        of_layers = _one_after_another if since is None else partial(_side_by_side, since)
-        for p, gradient, square in of_layers(factored, deltas, memory):
-            if id(p) in position:
-                gradients[position[id(p)]] = gradient
-                squares[position[id(p)]] = square
+        for of_layer in operations().independent(_jobs(factored, deltas, memory)):
+            for p, gradient, square in of_layer:
+                if id(p) in position:
+                    gradients[position[id(p)]] = gradient
+                    squares[position[id(p)]] = square
         if rest:
-            # No number can be read where this is recorded, after the same was done without.
-            sums = [gradients[i] for i in rest] if since is None else None
+            # Where no number can be read, the same was done before with a check.
+            sums = [gradients[i] for i in rest] if operations().may_read else None
             of_rest = self._squares_by_vmap(batch, rest, memory, sums)
             for i, square in zip(rest, of_rest, strict=True):
                 squares[i] = square
@@ -202,7 +197,7 @@ class SquaredGradients:
         if self._vmap_works:
             try:
                 return self._vmapped(batch, rest, memory, sums)
-            except NotLoadedError:
+            except NotReadyError:
                 raise
             except RuntimeError as problem:
                 if is_out_of_memory(problem):
@@ -291,10 +286,10 @@ def _own_samples(
     return True
 
 
-def _one_after_another(
+def _jobs(
     layers: list[LinearLayer], deltas: list[Tensor | None], memory: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """What `_factored` gives for all layers, whose rows are let go as soon as they were used.
+) -> Iterator[Callable[[], list[tuple[Tensor, Tensor, Tensor]]]]:
+    """For each layer what gives `_factored`; its rows are let go with the job.
 
     Args:
         layers: emptied.
@@ -305,27 +300,7 @@ def _one_after_another(
         layer = layers.pop(0)
         own = [deltas.pop(0) for _ in layer.outputs]
         layer.outputs.clear()
-        yield from _factored(layer, own, memory)
-
-
-def _side_by_side(
-    since: Moment, layers: list[LinearLayer], deltas: list[Tensor | None], memory: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The same where it is recorded: beside the backward pass, and one layer beside the other."""
-    rest = iter(deltas)
-    calls = [[next(rest) for _ in layer.outputs] for layer in layers][::-1]
-    layers = layers[::-1]
-    made = moments_to_begin(
-        [
-            (max(layer.module.weight.shape), own[0] if len(own) == 1 else None)
-            for layer, own in zip(layers, calls, strict=True)
-        ]
-    )
-    jobs = [
-        partial(_factored, layer, own, memory) for layer, own in zip(layers, calls, strict=True)
-    ]
-    for found in begin_earlier(list(zip(made, jobs, strict=True)), since):
-        yield from found
+        yield partial(_factored, layer, own, memory)
 
 
 def _factored(
@@ -342,29 +317,12 @@ def _factored(
         return [(p, torch.zeros_like(p), torch.zeros_like(p)) for p in layer.module.parameters()]
     if len(calls) == 1 and calls[0][0].dim() == 2:
         x, delta = calls[0]
-        of_weight, weight_squares, of_bias, bias_squares = _sums_over_samples(x, delta)
+        of_weight, weight_squares, of_bias, bias_squares = operations().sums_over_samples(x, delta)
         found = [(weight, of_weight, weight_squares)]
         if bias is not None:
             found.append((bias, of_bias, bias_squares))
         return found
     return _by_products_per_sample(layer.module, calls, memory)
-
-
-def _sums_over_samples(x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """δᵀx, (δ²)ᵀx², Σ δ and Σ δ², for x [m, inputs] and δ [m, outputs]."""
-    products = under_way()
-    if products is not None:
-        squares = products.matrices.product_of_squares(delta, x)
-        sums = products.matrices.sums_over_rows(delta, squares=True)
-        if squares is not None and sums is not None:
-            of_bias, bias_squares = sums.chunk(2)
-            return delta.t() @ x, squares, of_bias, bias_squares
-    squared = delta.square()
-    with rough_products(delta.device):
-        squares = squared.t() @ x.square()
-    # Products, because on a GPU a sum over rows takes several times as long.
-    ones = delta.new_ones(len(delta))
-    return delta.t() @ x, squares, ones @ delta, ones @ squared
 
 
 def _by_products_per_sample(

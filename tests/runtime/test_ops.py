@@ -1,0 +1,130 @@
+"""Torch's way of the operations that an engine may replace, against closed forms."""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from threading import Barrier
+
+import pytest
+import torch
+from torch import Tensor
+
+from krylov_descent.runtime.ops import Operations, operations, use
+
+TORCHS = Operations()
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def test_jobs_run_one_after_another_and_are_let_go() -> None:
+    alive: list[weakref.ref[Tensor]] = []
+    most = []
+
+    def jobs() -> Iterator[Callable[[], int]]:
+        for i in range(4):
+            held = torch.zeros(1)
+            alive.append(weakref.ref(held))
+            job = partial(run, held, i)
+            del held
+            yield job
+
+    def run(held: Tensor, i: int) -> int:
+        most.append(sum(ref() is not None for ref in alive))
+        return i
+
+    gc.disable()
+    try:
+        assert TORCHS.independent(jobs()) == [0, 1, 2, 3]
+    finally:
+        gc.enable()
+    assert max(most) <= 2  # the job that runs, and what made it
+    assert TORCHS.begin((partial(int, str(i)) for i in (7, 8)), at_a_time=1) == [7, 8]
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+@pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 2, 3)])
+def test_a_cross_entropy_and_its_derivatives(shape: tuple[int, ...], averaged: bool) -> None:
+    z, t = drawn(*shape).requires_grad_(), drawn(*shape)
+    losses = TORCHS.cross_entropy(z, t, averaged=averaged)
+    p, share = 1 / (1 + (-z).exp()), 1 / z[0].numel() if averaged else 1.0
+    elements = -t * p.log() - (1 - t) * (1 - p).log()
+    torch.testing.assert_close(losses, share * elements.reshape(5, -1).sum(1))
+    (first,) = torch.autograd.grad(losses, z, TORCHS.ones(losses), create_graph=True)
+    torch.testing.assert_close(first, share * (p - t))
+    (second,) = torch.autograd.grad(first.sum(), z)
+    torch.testing.assert_close(second, share * p * (1 - p))
+
+
+def test_a_cross_entropy_of_large_logits_is_finite() -> None:
+    z = torch.tensor([[1000.0, -1000.0]])
+    assert TORCHS.cross_entropy(z, torch.tensor([[1.0, 0.0]]), averaged=False).item() == 0
+    assert TORCHS.cross_entropy(z, torch.tensor([[0.0, 0.0]]), averaged=True).item() == 500
+
+
+def test_sums_over_rows() -> None:
+    x, place = drawn(7, 3), torch.full((5,), torch.nan, dtype=torch.float64)
+    exact = torch.stack([sum(row[i] for row in x) for i in range(3)])
+    ones = x.new_ones(1, 7)
+    torch.testing.assert_close(TORCHS.sums_over_rows(x, ones), exact)
+    found = TORCHS.sums_over_rows(x, ones, place[1:4])
+    assert found.data_ptr() == place[1:].data_ptr()
+    torch.testing.assert_close(place[1:4], exact)
+    assert place[[0, 4]].isnan().all()
+
+
+def test_sums_over_samples() -> None:
+    x, delta = drawn(7, 3), drawn(7, 2)
+    gradients = [d.outer(row) for d, row in zip(delta, x, strict=True)]
+    exact = (
+        torch.stack(gradients).sum(0),
+        torch.stack(gradients).square().sum(0),
+        delta.sum(0),
+        delta.square().sum(0),
+    )
+    for found, right in zip(TORCHS.sums_over_samples(x, delta), exact, strict=True):
+        torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize(("squared", "vanishes"), [(4.0, False), (0.04, True), (torch.nan, False)])
+def test_a_length_becomes_one_or_nothing(squared: float, vanishes: bool) -> None:
+    place, number = torch.zeros(1), torch.tensor(squared)
+    scale = TORCHS.scale_of_length(number, 0.01, torch.tensor(4.0), place)
+    expected = torch.zeros(()) if vanishes else number
+    torch.testing.assert_close(place[0], expected, equal_nan=True)
+    torch.testing.assert_close(scale, expected if vanishes else number**-0.5, equal_nan=True)
+
+
+class Own(Operations):
+    """Operations of an engine."""
+
+
+def test_what_is_used_ends_with_its_block_also_by_an_error() -> None:
+    outer, inner, before = Own(), Own(), operations()
+    with use(outer):
+        assert operations() is outer
+        with suppress(ValueError), use(inner):
+            assert operations() is inner
+            raise ValueError
+        assert operations() is outer
+    assert operations() is before
+    assert type(before) is Operations
+
+
+def test_threads_do_not_see_each_others_operations() -> None:
+    both = Barrier(2, timeout=10)
+
+    def found(own: Operations) -> bool:
+        first = operations()
+        with use(own):
+            both.wait()  # until the other one uses its own, too
+            seen = operations()
+            both.wait()
+        return type(first) is Operations and seen is own
+
+    with use(Own()), ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(found, [Own(), Own()]))
