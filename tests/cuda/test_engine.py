@@ -52,7 +52,17 @@ Make = Callable[..., DataOptimizer]
 
 # Small, and with so short a search that it does not end by noise, which rounding decides. With one
 # previous step the whole basis is recorded at the second step, and launched early at the third.
-SMALL = {"dimension": 3, "previous_steps": 1, "bfgs_iterations": 4, "subset_size": (30, 24)}
+SMALL: dict[str, Any] = {
+    "dimension": 3,
+    "previous_steps": 1,
+    "bfgs_iterations": 4,
+    "subset_size": (30, 24),
+}
+    "dimension": 3,
+    "previous_steps": 1,
+    "bfgs_iterations": 4,
+    "subset_size": (30, 24),
+}
 
 
 def ksd(*args: Any, after: int | None = None, **options: Any) -> KSD:
@@ -236,7 +246,9 @@ class Training:
         self.data = [(inputs[:40], targets[:40]), (inputs[40:], targets[40:])]  # type: ignore[assignment]
 
     def no_state(self) -> None:
-        self.optimizer.load_state_dict(use("eager", METHODS["ksd"](Changing(), F.mse_loss)).state_dict())
+        self.optimizer.load_state_dict(
+            use("eager", METHODS["ksd"](Changing(), F.mse_loss)).state_dict()
+        )
 
     def previous_forgotten(self) -> None:
         self.optimizer.state.clear()
@@ -363,10 +375,11 @@ def test_where_samples_of_a_tell_nothing_those_of_b_are_looked_at(method: str, e
     for one in ("eager", engine):
         model = Changing().to(device)
         optimizer = use(one, METHODS[method](model, squares_that_count, subset_size=(51, 40)))
-        runs.append([])
+        results = []
         for number in (1.0, 1.0, 0.3, 0.3, 1.0):
             model.number = number
-            runs[-1].append(optimizer.step(data))
+            results.append(optimizer.step(data))
+        runs.append(results)
     check_alike(runs[1], runs[0], rel=1e-6)
 
 
@@ -458,13 +471,13 @@ def test_a_basis_that_is_not_finite_leaves_parameters_bit_for_bit(engine: str) -
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("method", ["ksd", "ksd, kronecker"])
+@pytest.mark.parametrize("after", [None, 0])
 def test_a_state_without_previous_steps_may_follow_a_basis_that_is_not_finite(
-    method: str, engine: str
+    after: int | None, engine: str
 ) -> None:
     """The rows of the basis for previous steps, which the next step lacks, are NaN by then."""
     (inputs, targets), model = on(engine), net(torch.float64).to(device_of(engine))
-    optimizer = use(engine, METHODS[method](model, nn.CrossEntropyLoss()))
+    optimizer = use(engine, ksd(model, nn.CrossEntropyLoss(), after=after))
     begin = copy.deepcopy(optimizer.state_dict())
     for _ in range(3):
         assert optimizer.step((inputs, targets)).status.moved
@@ -485,7 +498,8 @@ def test_no_decrease_and_no_gradient_leave_parameters_bit_for_bit(engine: str) -
 
         def forward(self, x: Tensor) -> Tensor:
             outputs: Tensor = self.net(x)
-            return Reversed.apply(outputs) if self.reversed else outputs
+            turned: Tensor = Reversed.apply(outputs)  # type: ignore[no-untyped-call]
+            return turned if self.reversed else outputs
 
     model, data = Uphill().to(device_of(engine)), on(engine)
     optimizer = use(engine, ksd(model, nn.CrossEntropyLoss(), subset_size=1.0))
@@ -645,7 +659,9 @@ def test_a_model_that_reads_numbers_on_the_host_runs_as_it_is(method: str, engin
             return outputs
 
     def steps(one: str) -> list[StepResult]:
-        optimizer = use(one, METHODS[method](Reading().to(device_of(engine)), nn.CrossEntropyLoss()))
+        optimizer = use(
+            one, METHODS[method](Reading().to(device_of(engine)), nn.CrossEntropyLoss())
+        )
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             results = [optimizer.step(on(engine)) for _ in range(3)]

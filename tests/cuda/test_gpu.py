@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD, Objective, Status
+from krylov_descent.algorithms.basis_storage import Alone, Storage
 from krylov_descent.algorithms.subspace import krylov_basis
 from krylov_descent.curvature.preconditioners.preconditioner import Identity
 from krylov_descent.curvature.products import Curvature, CurvatureKind
-from krylov_descent.optimizers.ksd.ksd import PREVIOUS_STEP
+from krylov_descent.optimizers.ksd.ksd_state import PREVIOUS_STEP
 from krylov_descent.runtime.precision import derivatives_in_tf32
 from tests import dense
 from tests.preconditioners import at_once
@@ -296,8 +297,10 @@ def test_a_basis_in_tf32_is_orthonormal_to_float32() -> None:
     with derivatives_in_tf32(True):
         gradient = objective.value_and_gradient(data).gradient
         product = Curvature("gauss-newton").at(objective, data)
-        found = krylov_basis(product, Identity(), gradient, [], 20)
-    basis = found.basis.double()
+        found = krylov_basis(
+            product, Identity(), gradient, [], 20, placement=Alone(len(gradient)), storage=Storage()
+        )
+    basis = found.rows.stored.double()
     assert found.rank == 20
     torch.testing.assert_close(found.gram.double(), (basis @ basis.t()).cpu(), atol=1e-5, rtol=0)
     torch.testing.assert_close(

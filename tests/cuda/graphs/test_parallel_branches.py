@@ -14,9 +14,10 @@ from krylov_descent.cuda.graphs.parallel_branches import (
     begin,
     side_by_side,
 )
-from krylov_descent.cuda.graphs.record_search import EVALUATION
+from krylov_descent.cuda.graphs.recorder import EVALUATION, NOISE, STEP
 from krylov_descent.cuda.triton.entry import possible, tensor_core_products
 from krylov_descent.objective.batches import tensors_in
+from tests.engines import engine_of
 
 pytestmark = pytest.mark.gpu
 
@@ -121,7 +122,7 @@ def test_what_is_recorded_gives_the_same_bits_each_time(
     )
     for _ in range(23):
         optimizer.step(images)
-    recordings = optimizer.objective.recordings
+    recordings = engine_of(optimizer).graphs
     basis = recordings._room
     assert basis is not None
     found = 0
@@ -146,7 +147,7 @@ def test_noise_by_recordings_is_that_of_rounding(images: tuple[Tensor, Tensor]) 
     for recorded in (True, False):
         optimizer = KSD(autoencoder(), nn.BCEWithLogitsLoss(), dimension=4, cuda_graphs=recorded)
         noise.append([optimizer.step(images).noise for _ in range(4)])
-        assert ("noise" in optimizer.objective.recordings._held) == recorded
+        assert not recorded or engine_of(optimizer).graphs.has(NOISE)
     for by_recording, without in zip(*noise, strict=True):
         assert by_recording is not None
         assert without is not None
@@ -158,4 +159,4 @@ def test_a_large_net_in_double_precision_is_recorded() -> None:
     images = torch.rand(300, 400, device="cuda", dtype=torch.float64)
     optimizer = KSD(autoencoder().double(), nn.BCEWithLogitsLoss(), dimension=4)
     assert all(optimizer.step((images, images)).status.moved for _ in range(3))
-    assert {EVALUATION, "noise", "step"} <= optimizer.objective.recordings._held.keys()
+    assert {EVALUATION, NOISE, STEP} <= set(engine_of(optimizer).graphs.names)

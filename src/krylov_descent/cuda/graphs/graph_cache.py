@@ -104,6 +104,7 @@ class GraphCache:
         batch: Batch,
         *given: Tensor,
         fixed: tuple[Tensor, ...] = (),
+        numbers: tuple[float, ...] = (),
         rehearsal: Part | None = None,
         held: Part | None = None,
         foreign: bool = False,
@@ -118,6 +119,7 @@ class GraphCache:
             batch: of samples; copied to where the recording reads them.
             given: other tensors, copied likewise.
             fixed: tensors that the part reads where they are.
+            numbers: of the host that the part reads.
             rehearsal: a short form of the part with the same kinds of kernels, to be run once
                 before it is recorded if need be, where the part itself would take long.
             held: what the part and its short form have of their own; see `Recording`.
@@ -138,7 +140,7 @@ class GraphCache:
             form = rehearsal or part
             return Recording(self._capture, network, part, read_from, own, form, held, foreign)
 
-        key = self._key(batch, given, (*fixed, *read))
+        key = (*self._key(batch, given, (*fixed, *read)), numbers)
         is_new = not self._is_held(name, key)
         recording = self._get(name, key, record, when_repeated=when_repeated)
         if recording is not None:

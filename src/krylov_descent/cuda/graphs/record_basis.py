@@ -77,6 +77,8 @@ def _filled(
     previous_steps: list[Tensor],
 ) -> Tensor:
     """Algorithm 2 into rows [K + m, n]; returns what `cut` wants."""
+    if not rows.is_cuda:
+        rows.zero_()  # on a CPU rows behind a breakdown are left as they are
     stored, placement = StoredBasis.at(rows), Alone(gradient.numel())
     return fill_with_krylov_space(stored, product, metric, gradient, previous_steps, placement)
 

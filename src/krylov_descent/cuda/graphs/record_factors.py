@@ -53,6 +53,7 @@ def _replayed(engine: Recorder, work: FactorsOfBatches) -> bool:
         placed(normaliser, like.device).to(like.dtype),
         *([] if factors.squares is None else [factors.squares]),
         fixed=factors.tensors,
+        numbers=(factors.epsilon,),
     )
     if recording is None:
         return False

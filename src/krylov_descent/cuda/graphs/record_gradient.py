@@ -17,6 +17,7 @@ from krylov_descent.cuda.graphs.parallel_branches import begin, join, side_by_si
 from krylov_descent.cuda.graphs.recorder import Recorder
 from krylov_descent.cuda.graphs.staleness import PULSE_SAMPLES
 from krylov_descent.cuda.triton.entry import under_way
+from krylov_descent.curvature.preconditioners.preconditioner import FisherDiagonal
 from krylov_descent.objective.batches import Batch, as_samples, tensors_in
 from krylov_descent.objective.evaluation import Evaluation, check_normaliser
 from krylov_descent.objective.layers.layer_gradients import losses_and_gradients
@@ -113,6 +114,7 @@ def _replayed_means(
         batch,
         placed(known, parameters.device),
         fixed=() if into is None else into.tensors,
+        numbers=(into.epsilon,) if isinstance(into, FisherDiagonal) else (),
         foreign=into is not None and is_foreign(into),
         when_repeated=isinstance(work, MeanGradient),
         where_it_is=stays,
