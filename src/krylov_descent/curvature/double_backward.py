@@ -18,6 +18,7 @@ from krylov_descent.objective.layers.layer_gradients import Reach
 from krylov_descent.objective.layers.linear_layers import NUMPYS, recorded_linear_layers
 from krylov_descent.objective.losses import OutputHessian
 from krylov_descent.objective.network import Network, require_graph
+from krylov_descent.runtime.ops import operations
 from krylov_descent.runtime.private import DispatchMode
 
 
@@ -28,7 +29,7 @@ def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian
         require_graph(outputs[0])
     directions = [torch.zeros_like(z, requires_grad=True) for z in active]
     zeros: AbstractContextManager[Any] = nullcontext()
-    if reach.on_cpu_and_large:
+    if reach.on_cpu_and_large and operations().may_read:
         zeros = _ProductsOfZeros()
     with zeros:
         transposed: tuple[Tensor | None, ...] = torch.autograd.grad(

@@ -32,7 +32,7 @@ from krylov_descent.objective.layers.parameter_writes import (
 from krylov_descent.objective.losses import LossContractError
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
-from krylov_descent.runtime.precision import epsilon_of, forward_precision
+from krylov_descent.runtime.precision import TF32_EPSILON, epsilon_of, forward_precision
 from krylov_descent.runtime.private import DispatchMode
 
 PROBE_SAMPLES = 8

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from krylov_descent.cuda.graphs.parallel_branches import begin, is_recorded, side_by_side
-from krylov_descent.cuda.triton.cross_entropy import sample_cross_entropy
 from krylov_descent.runtime.ops import Operations, use
 
 Result = TypeVar("Result")
@@ -65,7 +64,9 @@ class TensorCoreOperations(RecordedOperations):
 
     def cross_entropy(self, outputs: Tensor, targets: Tensor, *, averaged: bool) -> Tensor:
         """By one kernel, with its derivative where that will be asked for."""
-        found = sample_cross_entropy(outputs, targets, averaged=averaged)
+        found: Tensor | None = self._products.entropies.of_samples(
+            outputs, targets, averaged=averaged
+        )
         if found is None:
             return super().cross_entropy(outputs, targets, averaged=averaged)
         return found

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from krylov_descent.runtime.messages import first_line
-from krylov_descent.runtime.ops import NotReadyError
 from krylov_descent.runtime.private import specialised_places
 
 # Of numbers that are each made of several, a program makes so many.
@@ -29,6 +28,10 @@ class _Loading:
 
 
 _loading = _Loading()
+
+
+class NotLoadedError(RuntimeError):
+    """A kernel would have to be loaded where that is not allowed."""
 
 
 def launch(
@@ -57,7 +60,7 @@ def launch(
         if compiled is None:
             # In this capture, that is; elsewhere another thread may load what it wants.
             if not _loading.allowed and torch.cuda.is_current_stream_capturing():
-                raise NotReadyError(f"the kernel {kernel.__name__} is not loaded")
+                raise NotLoadedError(f"the kernel {kernel.__name__} is not loaded")
             _compiled[kind] = kernel[grid](*args, *constants, **options)
         else:
             compiled[(*grid, 1)](*args, *constants)
@@ -85,7 +88,7 @@ def _specialised(kernel: Any) -> list[int]:
 
 @contextmanager
 def loaded_kernels_alone() -> Iterator[None]:
-    """For a while a capture raises `NotReadyError` where a kernel would have to be loaded."""
+    """For a while a capture raises `NotLoadedError` where a kernel would have to be loaded."""
     _loading.allowed = False
     try:
         yield

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.cuda.triton import split_fp16 as halves
-from krylov_descent.cuda.triton.entropy_derivatives import EntropyDerivatives
+from krylov_descent.cuda.triton.cross_entropy import CrossEntropy
 from krylov_descent.cuda.triton.functions_of_products import FUNCTIONS, FunctionsOfProducts
 from krylov_descent.cuda.triton.layouts import is_rows, rows_of
 from krylov_descent.cuda.triton.lazy_products import Pending
@@ -78,7 +78,7 @@ class TensorCoreProducts(DispatchMode):
         self._pending = Pending(device, self._known, self._bounds)
         self.long_vectors = LongVectors(device, self._known, self._pending)
         self.matrices = Matrices(device, self._pending, self.long_vectors, sparing=sparing)
-        self.entropies = EntropyDerivatives(device, self._known, self._bounds, self._pending)
+        self.entropies = CrossEntropy(device, self._known, self._bounds, self._pending)
         self._ours: dict[Any, Callable[..., Any]] = {
             aten.mm.default: self.matrices.mm,
             aten.mm.out: self.matrices.mm_out,

@@ -10,10 +10,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.triton import basis_vectors, entropies, kernels, vectors
+from krylov_descent.cuda.triton import basis_vectors, kernels, vectors
 from krylov_descent.cuda.triton import split_fp16 as halves
-from krylov_descent.cuda.triton.entropies import Delta
-from krylov_descent.cuda.triton.matrix_cache import Bounds
+from krylov_descent.cuda.triton.cross_entropy import CrossEntropy
+from krylov_descent.cuda.triton.lazy_products import Pending
+from krylov_descent.cuda.triton.matrix_cache import Bounds, Knowledge
 from krylov_descent.cuda.triton.split_fp16 import Function, Halves, Product
 
 # Of a product of 100 numbers, with the digits of float32 and of tf32.
@@ -79,7 +80,8 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
         yield partial(vectors.sum_columns, x, squares=squares)
     yield partial(halves.square, _nothing((64, 64), device), bound)
     for x in (rows, rows.view(-1)[:-2].view(2, -1)):
-        yield from _entropies(x, bound)
+        for differentiated in (False, True):
+            yield partial(_entropies, x, differentiated)
 
 
 def _basis(rows: Tensor) -> Iterator[Callable[[], object]]:
@@ -95,12 +97,10 @@ def _basis(rows: Tensor) -> Iterator[Callable[[], object]]:
     yield partial(scale_of_remainder, vector[: len(few)], vector[:1])
 
 
-def _entropies(x: Tensor, bound: Tensor) -> Iterator[Callable[[], object]]:
-    """Losses, their derivative, and both."""
-    room = halves.empty_halves(x, *x.shape, three=True, bound=torch.empty_like(bound))
-    losses, delta = torch.empty_like(x[:, 0]), Delta(torch.empty_like(x), room, x[0], bound, bound)
-    for wanted in ({"losses": losses}, {"delta": delta}, {"losses": losses, "delta": delta}):
-        yield partial(entropies.cross_entropy, x, x, **wanted)
+def _entropies(x: Tensor, differentiated: bool) -> None:
+    bounds, known = Bounds(x.device), Knowledge(x.device, None)
+    entropies = CrossEntropy(x.device, known, bounds, Pending(x.device, known, bounds))
+    entropies.compute(x, x, 1.0, differentiated=differentiated)
 
 
 def _less_a_column(b: Halves, along: bool) -> Halves:

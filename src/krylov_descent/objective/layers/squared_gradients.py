@@ -30,7 +30,7 @@ from krylov_descent.objective.layers.linear_layers import LinearLayer, recorded_
 from krylov_descent.objective.loss_scale import length
 from krylov_descent.objective.network import Network, require_graph
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
-from krylov_descent.runtime.ops import NotReadyError, operations
+from krylov_descent.runtime.ops import operations
 from krylov_descent.runtime.precision import epsilon_of
 from krylov_descent.runtime.threads import Shared
 
@@ -197,10 +197,9 @@ class SquaredGradients:
         if self._vmap_works:
             try:
                 return self._vmapped(batch, rest, memory, sums)
-            except NotReadyError:
-                raise
             except RuntimeError as problem:
-                if is_out_of_memory(problem):
+                # Where an engine cannot read numbers, the fault may be its own.
+                if is_out_of_memory(problem) or not operations().may_read:
                     raise
                 self._vmap_works = False
                 warnings.warn(
