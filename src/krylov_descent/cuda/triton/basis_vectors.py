@@ -1,16 +1,25 @@
 """A few long vectors, the rows of a basis: products with them, and between them.
 
+`BasisVectors` takes the place of torch's mv, addmv and mm where the kernels are for the tensors.
 All rows are [count, n] and may have gaps between them. Sums are made in parts, always in the same
 order.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.triton import basis_kernels as kernels
+from krylov_descent.cuda.triton import vector_kernels as kernels
 from krylov_descent.cuda.triton.launching import SHORT, launch, multiprocessors, or_else
+from krylov_descent.cuda.triton.lazy_products import LazyProducts
+from krylov_descent.cuda.triton.matrix_cache import MatrixCache
+from krylov_descent.cuda.triton.split_fp16 import LARGEST, is_plain
 from krylov_descent.cuda.triton.vectors import PARTS, add_up_parts
 
+aten = torch.ops.aten
+# Rows of a basis: how many numbers they have at least, and how many rows there are at most.
+LEAST_COLUMNS, MOST_ROWS = 1 << 16, 256
 # Rows and columns that are multiplied with a vector at a time, of few rows and of more.
 WIDE, DEEP = (2, 1024), (8, 256)
 # So many programs of a multiprocessor have enough to wait for that memory is always busy.
@@ -18,14 +27,137 @@ PROJECTING, MULTIPLYING = 6, 2
 # Rows that are multiplied with others, such pairs for a program, columns at a time, and how often
 # before the next are read.
 BLOCK, PAIRS, COLUMNS, TIMES = 8, 8, 32, 2
-# Numbers that one program adds up at a time, and the most rows that are known there.
-TOGETHER, MOST_ROWS = 2048, 256
+# Numbers that one program adds up at a time.
+TOGETHER = 2048
 # Less than this, `gram` finds its numbers in memory by 32 bits.
 MOST_NUMBERS = 1 << 31
 
 
+class BasisVectors:
+    """Operations on the rows of a basis, by kernels or by torch.
+
+    Args:
+        device: the GPU.
+        cache: splits and bounds of matrices.
+        lazy: products that are computed later.
+    """
+
+    def __init__(self, device: torch.device, cache: MatrixCache, lazy: LazyProducts) -> None:
+        self._device, self._cache, self._lazy = device, cache, lazy
+
+    def is_gram(self, a: Tensor, b: Tensor) -> bool:
+        """Whether a times b has the inner products between a few long rows, a."""
+        if not (self._are_long_rows(a) and is_plain(b, self._device)):
+            return False
+        turned = b.shape == a.shape[::-1] and b.stride() == a.stride()[::-1]
+        return turned and b.data_ptr() == a.data_ptr()
+
+    def gram(self, rows: Tensor) -> Tensor | None:
+        """These products [count, count]; None where there are too many numbers."""
+        self._lazy.materialise(rows)
+        return gram(rows)
+
+    def mv(self, a: Tensor, x: Tensor) -> Any:
+        """a [m, n] times x [n]: a projection on rows, or a sum of them."""
+        self._lazy.materialise(a, x)
+        if self._is_vector(x, a.shape[1:]) and self._are_long_rows(a):
+            return project(a, x)
+        if self._is_combination(a, x):
+            return combine(a.t(), x)
+        return aten.mv.default(a, x)
+
+    def addmv(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
+        """y [m] plus a [m, n] times x [n], all of which are materialised."""
+        if not factors and self._may_join(y, a, x):
+            return combine(a.t(), x, y)
+        return aten.addmv.default(y, a, x, **factors)
+
+    def addmv_(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
+        """Likewise, or minus it, in place of y."""
+        sign = factors.get("alpha", 1)
+        if set(factors) <= {"alpha"} and sign in (1, -1) and self._may_join(y, a, x):
+            return combine(a.t(), x, y, int(sign), y)
+        return aten.addmv_.default(y, a, x, **factors)
+
+    def scale_of_length(
+        self, squared: Tensor, least: float, before: Tensor, place: Tensor
+    ) -> Tensor | None:
+        """See `Operations`; None where torch is to do it."""
+        if not all(is_plain(x, self._device) for x in (squared, before, place)):
+            return None
+        self._lazy.materialise(squared, before)
+        return scale_of_length(squared, least, before, place)
+
+    def subtract_combination(
+        self, w: Tensor, rows: Tensor, coefficients: Tensor, weights: Tensor
+    ) -> bool:
+        """See `Operations`; False where torch is to do it."""
+        if not (self._may_join(w, rows.t(), coefficients) and self._is_vector(weights, w.shape)):
+            return False
+        self._lazy.materialise_readers_of([w])
+        self._lazy.materialise(w, rows, coefficients, weights)
+        combine(rows, coefficients, w, -1, w, weights)
+        self._cache.forget(w)
+        return True
+
+    def subtract_rows(
+        self, start: Tensor, divisor: Tensor | None, rows: Tensor, taken: Tensor, w: Tensor
+    ) -> Tensor | None:
+        """See `Operations`; None where torch is to do it."""
+        others = [w] if divisor is None else [w, divisor]
+        fits = all(self._is_vector(x, start.shape) for x in others)
+        if not (self._may_join(start, rows.t(), taken) and fits):
+            return None
+        self._lazy.materialise_readers_of([start])
+        self._lazy.materialise(start, rows, taken, *others)
+        parts = subtract_rows(start, divisor, rows, taken, w)
+        self._cache.forget(start)
+        return parts
+
+    def scale_of_remainder(
+        self,
+        parts: Tensor,
+        taken: Tensor,
+        along: Tensor,
+        least: float,
+        projected: Tensor,
+        place: Tensor,
+    ) -> Tensor:
+        """See `Operations`."""
+        self._lazy.materialise_readers_of([projected, place])
+        self._lazy.materialise(parts, taken, along)
+        scale = scale_of_remainder(parts, taken, along, least, projected, place)
+        self._cache.forget(projected)
+        self._cache.forget(place)
+        return scale
+
+    def _are_long_rows(self, rows: Tensor) -> bool:
+        """Whether it is a few rows of a basis."""
+        if not is_plain(rows, self._device) or rows.dim() != 2 or rows.stride(1) != 1:
+            return False
+        count, size = rows.shape
+        return count <= MOST_ROWS and LEAST_COLUMNS <= size <= LARGEST
+
+    def _is_vector(self, x: Tensor, shape: torch.Size) -> bool:
+        return is_plain(x, self._device) and x.shape == shape and x.is_contiguous()
+
+    def _is_combination(self, a: Tensor, x: Tensor) -> bool:
+        """Whether a [n, count] times x is a sum of a few long rows."""
+        fits = self._is_vector(x, a.shape[1:])
+        return fits and a.dim() == 2 and self._are_long_rows(a.t())
+
+    def _may_join(self, y: Tensor, a: Tensor, x: Tensor) -> bool:
+        """Whether y is a vector like that sum."""
+        return self._is_vector(y, a.shape[:1]) and self._is_combination(a, x)
+
+
 def combine(
-    rows: Tensor, coefficients: Tensor, start: Tensor | None = None, sign: int = 1
+    rows: Tensor,
+    coefficients: Tensor,
+    start: Tensor | None = None,
+    sign: int = 1,
+    out: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Σ_k coefficients[k] rows[k, :], a vector [n]; or the start and that.
 
@@ -34,21 +166,11 @@ def combine(
         coefficients: [count].
         start: [n].
         sign: of the sum, where it is added to the start.
+        out: for the result, which may be the start; a new vector where not given.
+        weights: [n], times which the sum is taken.
     """
-    out = rows.new_empty(rows.shape[1])
-    return add_combination(rows, coefficients, start, sign, out)
-
-
-def add_combination(
-    rows: Tensor,
-    coefficients: Tensor,
-    start: Tensor | None,
-    sign: int,
-    out: Tensor,
-    weights: Tensor | None = None,
-) -> Tensor:
-    """The same, written to a place, which may be the start; with weights [n] for its numbers."""
     count, size = rows.shape
+    out = rows.new_empty(size) if out is None else out
     vectors = or_else(start, out), or_else(weights, out), out
     flags = 0 if start is None else sign, int(weights is not None)
     args = rows, coefficients, *vectors, size, count, rows.stride(0), *flags
@@ -59,18 +181,7 @@ def add_combination(
 def subtract_rows(
     start: Tensor, divisor: Tensor | None, rows: Tensor, coefficients: Tensor, w: Tensor
 ) -> Tensor:
-    """start / divisor - Σ_k coefficients[k] rows[k, :] in place of the start; its product with w.
-
-    Args:
-        start: [n].
-        divisor: [n], or None for 1.
-        rows: [count, n].
-        coefficients: [count].
-        w: [n], which may be the start, as that was before.
-
-    Returns:
-        Parts that add up to the product.
-    """
+    """See `Operations.subtract_rows`."""
     count, size = rows.shape
     programs = -(-size // SHORT)
     parts, divided = rows.new_empty(programs), int(divisor is not None)
@@ -81,7 +192,7 @@ def subtract_rows(
 
 
 def scale_of_length(squared: Tensor, least: float, before: Tensor, place: Tensor) -> Tensor:
-    """1 / √squared, and the square at its place; zero where it is not above least · before."""
+    """See `Operations.scale_of_length`."""
     scale = torch.empty_like(squared)
     launch(kernels.scale_of_length, (1, 1), (squared, before, place, scale, least), ())
     return scale
@@ -90,16 +201,7 @@ def scale_of_length(squared: Tensor, least: float, before: Tensor, place: Tensor
 def scale_of_remainder(
     parts: Tensor, taken: Tensor, along: Tensor, least: float, projected: Tensor, place: Tensor
 ) -> Tensor:
-    """The same of a vector from which multiples of rows were taken.
-
-    Args:
-        parts: of its squared length.
-        taken: the multiples [count].
-        along: what was taken of the last rows before [up to count].
-        least: below this times the squared length of everything it is nothing.
-        projected: for all that was taken [count].
-        place: for the squared length.
-    """
+    """See `Operations.scale_of_remainder`."""
     scale = torch.empty_like(place)
     sizes = parts.numel(), taken.numel(), along.numel()
     args = parts, taken, along, projected, place, scale, *sizes, least
@@ -108,12 +210,7 @@ def scale_of_remainder(
 
 
 def project(rows: Tensor, vector: Tensor) -> Tensor:
-    """Σ_c rows[k, c] vector[c] for each row [count].
-
-    Args:
-        rows: [count, n].
-        vector: [n].
-    """
+    """Σ_c rows[k, c] vector[c] for each row [count], of rows [count, n] and a vector [n]."""
     count, size = rows.shape
     tile = WIDE if count <= WIDE[0] else DEEP
     programs, span = _spans(rows, tile[1], PROJECTING)
@@ -127,10 +224,7 @@ def project(rows: Tensor, vector: Tensor) -> Tensor:
 def gram(rows: Tensor) -> Tensor | None:
     """Σ_c rows[k, c] rows[l, c] for each two rows [count, count], with the digits of float32.
 
-    None where there are too many numbers.
-
-    Args:
-        rows: [count, n].
+    None where there are too many numbers in the rows [count, n].
     """
     count, size = rows.shape
     if count * rows.stride(0) >= MOST_NUMBERS:

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from krylov_descent.cuda.triton.kernels import _bits, _number, _scale, _store_halves
+from krylov_descent.cuda.triton.kernels import _bits, _number, _scale, _store_split
 
 
 @triton.jit(
@@ -34,7 +34,7 @@ def cross_entropy(
 
     losses [rows] = share · Σ -target log σ(x) - (1 - target) log σ(-x).
 
-    delta, like x, is the derivative of Σ losses: share · (σ(x) - target). Its halves are
+    delta, like x, is the derivative of Σ losses: share · (σ(x) - target). Its split is
     high + low = delta · scale [programs, width], zero outside of x. Scale and bound are for what it
     could be at most, which is known beforehand.
     """
@@ -60,5 +60,5 @@ def cross_entropy(
             sigmoid = tl.where(z < 0, smaller, 1.0) / (1 + smaller)
             v = tl.where(inside, (sigmoid - t) * share, 0.0)
             tl.store(delta + at, v, inside)
-            _store_halves(v * scale, high, low, row * width + c, c < width, with_low)
+            _store_split(v * scale, high, low, row * width + c, c < width, with_low)
     tl.store(losses + row, share * tl.sum(total, 0), is_row)

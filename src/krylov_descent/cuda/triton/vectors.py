@@ -1,4 +1,4 @@
-"""Sums of vectors, and over rows of matrices: what a step has besides products of matrices."""
+"""Sums over the rows of a matrix, in parts that are always added in the same order."""
 
 from torch import Tensor
 
