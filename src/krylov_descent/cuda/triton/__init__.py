@@ -9,7 +9,7 @@ in Python. The mode hands on
 
     mm, addmm                       to `matrices`
     sigmoid, tanh, relu, add, mul   to `functions_of_products`
-    mv, addmv, inner products       to `basis_vectors`
+    mv, addmv, inner products       to `vectors`
     a loss that asks for it         to `cross_entropy`
 
 each of which replaces a torch operation and calls that where its kernels are not for the tensors.
@@ -26,6 +26,5 @@ the product has it materialised first.
 Streams: a recording has parallel branches. The cache and the lazy products note on which stream
 something was made, and let another stream that reads it wait.
 
-`kernels`, `entropy_kernels` and `vector_kernels` are in Triton's language, and launched by
-`launching`.
+`kernels` and `vector_kernels` are in Triton's language, and launched by `launching`.
 """

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.triton import entropy_kernels as kernels
+from krylov_descent.cuda.triton import kernels
 from krylov_descent.cuda.triton.entry import under_way
 from krylov_descent.cuda.triton.launching import launch
 from krylov_descent.cuda.triton.lazy_products import LazyProducts
-from krylov_descent.cuda.triton.matrix_cache import Bounds, MatrixCache
 from krylov_descent.cuda.triton.split_fp16 import SplitMatrix, filled_up, fits, is_rows
 from krylov_descent.runtime.precision import derivative_precision
 
@@ -26,16 +25,11 @@ class CrossEntropy:
     """Cross entropies of sigmoids, and their derivatives towards what goes into these.
 
     Args:
-        device: the GPU.
-        cache: splits and bounds of matrices.
-        bounds: room for those of others.
         lazy: products that are computed later.
     """
 
-    def __init__(
-        self, device: torch.device, cache: MatrixCache, bounds: Bounds, lazy: LazyProducts
-    ) -> None:
-        self._device, self._cache, self._bounds, self._lazy = device, cache, bounds, lazy
+    def __init__(self, lazy: LazyProducts) -> None:
+        self._lazy, self._one = lazy, lazy.bounds.one
 
     def of_samples(self, outputs: Any, targets: Any, *, averaged: bool) -> Tensor | None:
         """Of each sample [m], in autograd's graph; None where the kernel is not for these.
@@ -48,8 +42,8 @@ class CrossEntropy:
         ours = (
             isinstance(outputs, Tensor)
             and outputs.dim() == 2
-            and is_rows(outputs, self._device)
-            and is_rows(targets, self._device)
+            and is_rows(outputs, self._lazy.device)
+            and is_rows(targets, self._lazy.device)
             and outputs.shape == targets.shape
             and not targets.requires_grad
             and not torch._C._are_functorch_transforms_active()
@@ -74,7 +68,7 @@ class CrossEntropy:
         programs, width, tensors = rows, filled_up(columns), (x,) * 4
         if differentiated:
             exact = derivative_precision() == "none"
-            bound = torch.empty_like(self._bounds.one)
+            bound = torch.empty_like(self._one)
             made = SplitMatrix.empty(x, rows, columns, exact=exact, bound=bound)
             delta, bound_of_target = torch.empty_like(x), self._lazy.bound_of(target)
             programs, tensors = len(made.high), (*made.parts, made.unscale, bound)
@@ -84,16 +78,16 @@ class CrossEntropy:
         launch(kernels.cross_entropy, (programs, 1), args, (differentiated, unit, BLOCK))
         if made is None:
             return losses, None
-        self._cache.remember(delta, split=made)
+        self._lazy.cache.remember(delta, split=made)
         return losses, delta
 
     def ones(self, count: int) -> Tensor:
         """So many of them [count], which no kernel has to fill, and `are_ones` knows."""
-        return self._bounds.one.view(torch.float32).expand(count)
+        return self._one.view(torch.float32).expand(count)
 
     def are_ones(self, x: Tensor) -> bool:
         """Whether these are known to be `ones`."""
-        return x.data_ptr() == self._bounds.one.data_ptr() and x.stride() == (0,)
+        return x.data_ptr() == self._one.data_ptr() and x.stride() == (0,)
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from krylov_descent.cuda.triton import kernels, split_fp16
 from krylov_descent.cuda.triton.lazy_products import LazyProducts
-from krylov_descent.cuda.triton.matrix_cache import Bounds, MatrixCache
 from krylov_descent.cuda.triton.split_fp16 import BOUNDED_BY_ONE, Function, is_rows, rows_of
 from krylov_descent.runtime.precision import SETTINGS
 
@@ -41,16 +40,12 @@ class FunctionsOfProducts:
     """Sums, multiples, and the functions between layers, in place of torch's.
 
     Args:
-        device: the GPU.
-        cache: splits and bounds.
-        bounds: room for those of others.
         lazy: products that are computed later.
     """
 
-    def __init__(
-        self, device: torch.device, cache: MatrixCache, bounds: Bounds, lazy: LazyProducts
-    ) -> None:
-        self._device, self._cache, self._bounds, self._lazy = device, cache, bounds, lazy
+    def __init__(self, lazy: LazyProducts) -> None:
+        self._device, self._cache, self._bounds = lazy.device, lazy.cache, lazy.bounds
+        self._lazy = lazy
 
     def add(self, a: Any, b: Any, **factors: Any) -> Any:
         """a + b, which is lazy where one of them is a lazy product."""

@@ -1,4 +1,4 @@
-"""The kernels of `split_fp16`, in Triton's language.
+"""The kernels of `split_fp16` and `cross_entropy`, in Triton's language.
 
 A bound is the largest absolute value of the finite numbers of a matrix, or more, kept as the bits
 of a float32: for numbers that are not negative these are in the order of the numbers.
@@ -294,3 +294,60 @@ def product(
         tl.store(out + part * M * N + place, total, inside)
     if with_bound:
         tl.atomic_max(bound, _largest(total), sem="relaxed")
+
+
+@triton.jit(
+    do_not_specialize=["rows", "units", "share", "with_low"],
+    do_not_specialize_on_alignment=["losses", "unscale", "bound", "bound_of_target"],
+)
+def cross_entropy(
+    x,
+    target,
+    losses,
+    delta,
+    high,
+    low,
+    unscale,
+    bound,
+    bound_of_target,
+    rows,
+    units,
+    width,
+    share,
+    with_low,
+    DELTA: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The cross entropy of each row of x and target [rows, units · UNIT], perhaps with delta.
+
+    losses [rows] = share · Σ -target log σ(x) - (1 - target) log σ(-x).
+
+    delta, like x, is the derivative of Σ losses: share · (σ(x) - target). Its split is
+    high + low = delta · scale [programs, width], zero outside of x. Scale and bound are for what it
+    could be at most, which is known beforehand.
+    """
+    row, cols = tl.program_id(0), units * UNIT
+    is_row = row < rows
+    if DELTA:
+        top = (1 + _number(bound_of_target)) * share
+        scale = _scale(top)
+        if row == 0:
+            tl.store(unscale, 1 / scale)
+            tl.store(bound, _bits(top))
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, width, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        inside, at = is_row & (c < cols), row * cols + c
+        z = tl.load(x + at, inside, 0.0)
+        t = tl.load(target + at, inside, 0.0)
+        smaller = tl.exp(-tl.abs(z))  # of 1 and exp(z), over the larger one
+        # Written so that NaN stays NaN.
+        entropy = tl.where(z < 0, 0.0, z) - z * t + libdevice.log1p(smaller)
+        total += tl.where(inside, entropy, 0.0)
+        if DELTA:
+            sigmoid = tl.where(z < 0, smaller, 1.0) / (1 + smaller)
+            v = tl.where(inside, (sigmoid - t) * share, 0.0)
+            tl.store(delta + at, v, inside)
+            _store_split(v * scale, high, low, row * width + c, c < width, with_low)
+    tl.store(losses + row, share * tl.sum(total, 0), is_row)

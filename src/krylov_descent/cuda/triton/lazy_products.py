@@ -52,12 +52,16 @@ class LazyProducts:
 
     Args:
         device: the GPU.
-        cache: splits and bounds.
-        bounds: room for those of others.
+        before: the cache of a recording that is always replayed before this one.
+
+    Attributes:
+        device: as given.
+        cache: splits and bounds that are known.
+        bounds: room for more bounds.
     """
 
-    def __init__(self, device: torch.device, cache: MatrixCache, bounds: Bounds) -> None:
-        self._device, self._cache, self._bounds = device, cache, bounds
+    def __init__(self, device: torch.device, before: MatrixCache | None = None) -> None:
+        self.device, self.cache, self.bounds = device, MatrixCache(device, before), Bounds(device)
         self._lazy: dict[int, LazyProduct] = {}
         self._made: dict[int, _Made] = {}
 
@@ -67,7 +71,7 @@ class LazyProducts:
     def defer(self, product: Product) -> Tensor:
         """The memory of a product [M, N] that is computed when it is read."""
         m, n, _ = product.sizes
-        out = torch.empty(m, n, dtype=torch.float32, device=self._device)
+        out = torch.empty(m, n, dtype=torch.float32, device=self.device)
         storage = out.untyped_storage()
         self._drop_expired()
         self._lazy[storage._cdata] = LazyProduct(StorageWeakRef(storage), product)
@@ -89,10 +93,10 @@ class LazyProducts:
             return None
         lazy.used = True
         m, n, _ = product.sizes
-        out = torch.empty(m, n, dtype=torch.float32, device=self._device)
-        bound = self._bounds.one if in_one else self._bounds.new()
+        out = torch.empty(m, n, dtype=torch.float32, device=self.device)
+        bound = self.bounds.one if in_one else self.bounds.new()
         found = split_fp16.function_of_product(product, function, out, None if in_one else bound)
-        self._cache.remember(out, split=replace(found, bound=bound))
+        self.cache.remember(out, split=replace(found, bound=bound))
         return out
 
     def materialise(self, *args: Any) -> tuple[Any, ...]:
@@ -131,19 +135,19 @@ class LazyProducts:
     def split_of(self, rows: Tensor, *, exact: bool) -> SplitMatrix:
         """The split of a matrix; made where it is not known."""
         self._materialise(rows)
-        found = self._cache.split_of(rows)
+        found = self.cache.split_of(rows)
         if found is None or (exact and found.low is None):
             found = split_fp16.split(rows, self.bound_of(rows), exact=exact)
-            self._cache.remember(rows, split=found)
+            self.cache.remember(rows, split=found)
         return found
 
     def bound_of(self, rows: Tensor) -> Tensor:
         """The bound of a matrix that is materialised; found where it is not known."""
-        bound = self._cache.bound_of(rows)
+        bound = self.cache.bound_of(rows)
         if bound is None:
-            bound = self._bounds.new()
+            bound = self.bounds.new()
             split_fp16.find_bound(rows, bound)
-            self._cache.remember(rows, bound=bound)
+            self.cache.remember(rows, bound=bound)
         return bound
 
     def _drop_expired(self) -> None:
@@ -164,9 +168,9 @@ class LazyProducts:
         m, n, _ = product.sizes
         out = x.detach().as_strided((m, n), (n, 1), 0)  # of which x may be a part
         if product.added is None:
-            bound = self._bounds.new()
+            bound = self.bounds.new()
             split_fp16.product(product, bound=bound, out=out)
-            self._cache.remember(out, bound=bound)
+            self.cache.remember(out, bound=bound)
         else:
             self._materialise(product.added)
             alone = split_fp16.product(replace(product, added=None))
@@ -176,17 +180,17 @@ class LazyProducts:
 
     def _materialise_all_of(self, lazy: LazyProduct) -> None:
         storage = torch.UntypedStorage._new_with_weak_ptr(lazy.storage.cdata)
-        empty = torch.empty(0, dtype=torch.float32, device=self._device)
+        empty = torch.empty(0, dtype=torch.float32, device=self.device)
         self._materialise(empty.set_(storage))
 
     def _note_made(self, number: int, storage: StorageWeakRef) -> None:
-        stream = torch.cuda.current_stream(self._device)
+        stream = torch.cuda.current_stream(self.device)
         self._made[number] = _Made(storage, stream, stream.record_event())
 
     def _wait_for(self, number: int) -> None:
         """Let this stream wait for what another one made."""
         made = self._made.get(number)
         if made is not None:
-            stream = torch.cuda.current_stream(self._device)
+            stream = torch.cuda.current_stream(self.device)
             if stream != made.stream:
                 stream.wait_event(made.done)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from krylov_descent.cuda.triton import split_fp16, vectors
-from krylov_descent.cuda.triton.basis_vectors import BasisVectors
 from krylov_descent.cuda.triton.lazy_products import LazyProducts
 from krylov_descent.cuda.triton.split_fp16 import Product, SplitMatrix, is_plain, is_rows
+from krylov_descent.cuda.triton.vectors import BasisVectors
 from krylov_descent.runtime.precision import SETTINGS
 
 aten = torch.ops.aten
@@ -22,22 +22,14 @@ class Matrices:
     """Products of matrices in place of torch's.
 
     Args:
-        device: the GPU.
         lazy: products that are computed later.
         basis_vectors: for a product that is the inner products between a few long vectors.
         sparing: whether torch computes all but large products.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        lazy: LazyProducts,
-        basis_vectors: BasisVectors,
-        *,
-        sparing: bool,
-    ) -> None:
-        self._device, self._lazy, self._basis_vectors = device, lazy, basis_vectors
-        self._sparing = sparing
+    def __init__(self, lazy: LazyProducts, basis_vectors: BasisVectors, *, sparing: bool) -> None:
+        self._lazy, self._basis_vectors, self._sparing = lazy, basis_vectors, sparing
+        self._device = lazy.device
 
     def mm(self, a: Tensor, b: Tensor) -> Any:
         """a [M, K] times b [K, N]; it may be lazy."""

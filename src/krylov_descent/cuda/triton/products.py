@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from krylov_descent.cuda.triton import split_fp16
-from krylov_descent.cuda.triton.basis_vectors import BasisVectors
 from krylov_descent.cuda.triton.cross_entropy import CrossEntropy
 from krylov_descent.cuda.triton.functions_of_products import FUNCTIONS, FunctionsOfProducts
 from krylov_descent.cuda.triton.lazy_products import LazyProducts
 from krylov_descent.cuda.triton.matrices import Matrices
-from krylov_descent.cuda.triton.matrix_cache import Bounds, MatrixCache
+from krylov_descent.cuda.triton.matrix_cache import MatrixCache
 from krylov_descent.cuda.triton.split_fp16 import is_rows, rows_of
+from krylov_descent.cuda.triton.vectors import BasisVectors
 from krylov_descent.runtime.precision import SETTINGS, forward_precision
 
 aten = torch.ops.aten
@@ -57,12 +57,11 @@ class TensorCoreProducts(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device, self.sparing = device, sparing
-        self._cache: MatrixCache = MatrixCache(device, None if before is None else before._cache)
-        bounds = Bounds(device)
-        self._lazy = LazyProducts(device, self._cache, bounds)
-        self.basis_vectors = BasisVectors(device, self._cache, self._lazy)
-        self.matrices = Matrices(device, self._lazy, self.basis_vectors, sparing=sparing)
-        self.entropies = CrossEntropy(device, self._cache, bounds, self._lazy)
+        earlier: MatrixCache | None = None if before is None else before._lazy.cache
+        self._lazy: LazyProducts = LazyProducts(device, earlier)
+        self.basis_vectors = BasisVectors(self._lazy)
+        self.matrices = Matrices(self._lazy, self.basis_vectors, sparing=sparing)
+        self.entropies = CrossEntropy(self._lazy)
         self._replaced: dict[Any, Callable[..., Any]] = {
             aten.mm.default: self.matrices.mm,
             aten.mm.out: self.matrices.mm_out,
@@ -72,7 +71,7 @@ class TensorCoreProducts(TorchDispatchMode):
             aten.addmv_.default: self.basis_vectors.addmv_,
         }
         if not sparing:
-            functions = FunctionsOfProducts(device, self._cache, bounds, self._lazy)
+            functions = FunctionsOfProducts(self._lazy)
             self._replaced |= {aten.add.Tensor: functions.add, aten.mul.Tensor: functions.mul}
             for function, kind in FUNCTIONS.items():
                 self._replaced[function] = partial(functions.function, function, kind)
@@ -97,7 +96,7 @@ class TensorCoreProducts(TorchDispatchMode):
         if set(types) - PLAIN:  # tensors of other classes, of whose memory nothing is known
             self.materialise(used_too=True)
             if func._schema.is_mutable:
-                self._cache.clear()
+                self._lazy.cache.clear()
             return func(*args, **given)
         changed = list(_written(func._schema, args, given)) if func._schema.is_mutable else []
         if self._lazy:
@@ -107,7 +106,7 @@ class TensorCoreProducts(TorchDispatchMode):
                 self._lazy.materialise(*_tensors_in((args, given)))
         found = self._replaced.get(func, func)(*args, **given)
         for tensor in changed:
-            self._cache.forget(tensor)
+            self._lazy.cache.forget(tensor)
         return found
 
     def prepare(

@@ -10,10 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.triton import basis_vectors, kernels, split_fp16, vectors
+from krylov_descent.cuda.triton import kernels, split_fp16, vectors
 from krylov_descent.cuda.triton.cross_entropy import CrossEntropy
 from krylov_descent.cuda.triton.lazy_products import LazyProducts
-from krylov_descent.cuda.triton.matrix_cache import Bounds, MatrixCache
 from krylov_descent.cuda.triton.split_fp16 import BLOCK, NARROW, Function, Product, SplitMatrix
 
 # Of a product of 100 numbers, with the digits of float32 and of tf32.
@@ -79,14 +78,14 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
     for x, differentiated in itertools.product((rows, zeros(2, BLOCK - 1)), (False, True)):
         yield partial(_entropy, x, differentiated)
     few, vector = rows[0, :2], torch.empty_like(rows[0])
-    yield partial(basis_vectors.combine, rows, few)
-    yield partial(basis_vectors.project, rows, rows[0])
-    yield partial(basis_vectors.project, zeros(3, BLOCK), rows[0])
-    yield partial(basis_vectors.gram, rows)
-    yield partial(basis_vectors.subtract_rows, vector, None, rows, few, rows[0])
+    yield partial(vectors.combine, rows, few)
+    yield partial(vectors.project, rows, rows[0])
+    yield partial(vectors.project, zeros(3, BLOCK), rows[0])
+    yield partial(vectors.gram, rows)
+    yield partial(vectors.subtract_rows, vector, None, rows, few, rows[0])
     number, place = rows[0, 0], vector[:1]
-    yield partial(basis_vectors.scale_of_length, number, 1.0, number, place)
-    yield partial(basis_vectors.scale_of_remainder, rows[0], few, few[1:], 1.0, vector[:2], place)
+    yield partial(vectors.scale_of_length, number, 1.0, number, place)
+    yield partial(vectors.scale_of_remainder, rows[0], few, few[1:], 1.0, vector[:2], place)
 
 
 def _split(x: Tensor, bound: Tensor) -> SplitMatrix:
@@ -103,9 +102,7 @@ def _function(product: Product, kind: int, bound: Tensor) -> None:
 
 
 def _entropy(x: Tensor, differentiated: bool) -> None:
-    bounds, cache = Bounds(x.device), MatrixCache(x.device)
-    entropies = CrossEntropy(x.device, cache, bounds, LazyProducts(x.device, cache, bounds))
-    entropies.compute(x, x, 1.0, differentiated=differentiated)
+    CrossEntropy(LazyProducts(x.device)).compute(x, x, 1.0, differentiated=differentiated)
 
 
 def _check(device: torch.device) -> None:

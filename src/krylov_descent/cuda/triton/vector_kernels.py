@@ -1,4 +1,4 @@
-"""The kernels of `basis_vectors` and `vectors`, in Triton's language."""
+"""The kernels of `vectors`, in Triton's language."""
 
 import triton
 import triton.language as tl

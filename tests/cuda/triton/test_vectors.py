@@ -32,7 +32,7 @@ NAN, INFINITY = float("nan"), float("inf")
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels for vectors that are launched, by name."""
-    return launches(monkeypatch, "basis_vectors", "vectors")
+    return launches(monkeypatch, "vectors")
 
 
 def with_gaps(count: int, seed: int = 0) -> Tensor:

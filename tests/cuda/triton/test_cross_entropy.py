@@ -118,7 +118,7 @@ def test_losses_and_their_derivative_with_its_split(
         with forward_precision():
             losses = made(z, target, averaged=averaged)
         delta = gradient(losses, z)
-    split, bound = products._cache.split_of(delta), products._cache.bound_of(delta)
+    split, bound = products._lazy.cache.split_of(delta), products._lazy.cache.bound_of(delta)
 
     share = 1 / columns if averaged else 1.0
     exact = share * (z.double().sigmoid() - target.double())
