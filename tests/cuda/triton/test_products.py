@@ -42,19 +42,19 @@ def test_nothing_happens_without_a_gpu() -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether there were three, for each product that ran on tensor cores."""
-    halves = pytest.importorskip("krylov_descent.cuda.triton.split_fp16")
+    """Whether it was exact, for each product that ran on tensor cores."""
+    split_fp16 = pytest.importorskip("krylov_descent.cuda.triton.split_fp16")
     found: list[bool] = []
 
     def counting(function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(what: Any, *args: Any, **kwargs: Any) -> Any:
-            found.append(what.three)
+            found.append(what.exact)
             return function(what, *args, **kwargs)
 
         return counted
 
     for name in ("product", "function_of_product"):
-        monkeypatch.setattr(halves, name, counting(getattr(halves, name)))
+        monkeypatch.setattr(split_fp16, name, counting(getattr(split_fp16, name)))
     return found
 
 
@@ -324,7 +324,7 @@ def test_what_a_stack_is(model: nn.Module, is_one: bool) -> None:
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("needs_tensor_cores")
 def test_a_mode_that_fails_at_its_end_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    halves = pytest.importorskip("krylov_descent.cuda.triton.split_fp16")
+    split_fp16 = pytest.importorskip("krylov_descent.cuda.triton.split_fp16")
 
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("no memory")
@@ -333,7 +333,7 @@ def test_a_mode_that_fails_at_its_end_is_over(monkeypatch: pytest.MonkeyPatch) -
         a = torch.ones(100, 90, device=DEVICE)
         with on_tensor_cores():
             kept.append(a @ a.t())
-            monkeypatch.setattr(halves, "product", fails)
+            monkeypatch.setattr(split_fp16, "product", fails)
 
     with pytest.raises(RuntimeError, match="no memory"):
         multiply([])

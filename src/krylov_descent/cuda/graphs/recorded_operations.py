@@ -102,7 +102,7 @@ class TensorCoreOperations(RecordedOperations):
         self, squared: Tensor, least: float, before: Tensor, place: Tensor
     ) -> Tensor:
         """By one kernel."""
-        found: Tensor | None = self._products.long_vectors.scale_of_length(
+        found: Tensor | None = self._products.basis_vectors.scale_of_length(
             squared, least, before, place
         )
         return super().scale_of_length(squared, least, before, place) if found is None else found
@@ -111,7 +111,7 @@ class TensorCoreOperations(RecordedOperations):
         self, w: Tensor, rows: Tensor, coefficients: Tensor, weights: Tensor
     ) -> bool:
         """By one kernel."""
-        done: bool = self._products.long_vectors.subtract_combination(
+        done: bool = self._products.basis_vectors.subtract_combination(
             w, rows, coefficients, weights
         )
         return done
@@ -120,7 +120,7 @@ class TensorCoreOperations(RecordedOperations):
         self, start: Tensor, divisor: Tensor | None, rows: Tensor, taken: Tensor, w: Tensor
     ) -> Tensor | None:
         """By one kernel."""
-        found: Tensor | None = self._products.long_vectors.subtract_rows(
+        found: Tensor | None = self._products.basis_vectors.subtract_rows(
             start, divisor, rows, taken, w
         )
         return found
@@ -135,7 +135,7 @@ class TensorCoreOperations(RecordedOperations):
         place: Tensor,
     ) -> Tensor:
         """By one kernel."""
-        found: Tensor = self._products.long_vectors.scale_of_remainder(
+        found: Tensor = self._products.basis_vectors.scale_of_remainder(
             parts, taken, along, least, projected, place
         )
         return found

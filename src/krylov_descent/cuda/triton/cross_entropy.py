@@ -1,7 +1,7 @@
 """The cross entropy of sigmoids, which autoencoders of pixels have, by one kernel.
 
 Where a gradient will follow, the kernel writes the derivative of the sum of all losses, too, with
-the halves that products need of it. A backward pass that begins with `ones` takes that derivative
+the split that products need of it. A backward pass that begins with `ones` takes that derivative
 as it is. Any other has torch's operations. The same by torch: `Operations.cross_entropy`.
 """
 
@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.triton import entropy_kernels as kernels
-from krylov_descent.cuda.triton import split_fp16 as halves
+from krylov_descent.cuda.triton import kernels
 from krylov_descent.cuda.triton.entry import under_way
 from krylov_descent.cuda.triton.launching import launch
-from krylov_descent.cuda.triton.layouts import is_rows
-from krylov_descent.cuda.triton.lazy_products import Pending
-from krylov_descent.cuda.triton.matrix_cache import Bounds, Knowledge
+from krylov_descent.cuda.triton.lazy_products import LazyProducts
+from krylov_descent.cuda.triton.split_fp16 import SplitMatrix, filled_up, fits, is_rows
 from krylov_descent.runtime.precision import derivative_precision
 from krylov_descent.runtime.private import transforms_are_active
 
@@ -28,16 +26,11 @@ class CrossEntropy:
     """Cross entropies of sigmoids, and their derivatives towards what goes into these.
 
     Args:
-        device: the GPU.
-        known: what is known of matrices.
-        bounds: room for those of matrices.
-        pending: products that are still to be made.
+        lazy: products that are computed later.
     """
 
-    def __init__(
-        self, device: torch.device, known: Knowledge, bounds: Bounds, pending: Pending
-    ) -> None:
-        self._device, self._known, self._bounds, self._pending = device, known, bounds, pending
+    def __init__(self, lazy: LazyProducts) -> None:
+        self._lazy, self._one = lazy, lazy.bounds.one
 
     def of_samples(self, outputs: Any, targets: Any, *, averaged: bool) -> Tensor | None:
         """Of each sample [m], in autograd's graph; None where the kernel is not for these.
@@ -47,17 +40,17 @@ class CrossEntropy:
             targets: of the same shape.
             averaged: over n, in place of the sum.
         """
-        fits = (
+        ours = (
             isinstance(outputs, Tensor)
             and outputs.dim() == 2
-            and is_rows(outputs, self._device)
-            and is_rows(targets, self._device)
+            and is_rows(outputs, self._lazy.device)
+            and is_rows(targets, self._lazy.device)
             and outputs.shape == targets.shape
             and not targets.requires_grad
             and not transforms_are_active()
-            and halves.fits(outputs)
+            and fits(outputs)
         )
-        if not fits:
+        if not ours:
             return None
         share = 1 / outputs.shape[1] if averaged else 1.0
         differentiated = outputs.requires_grad and torch.is_grad_enabled()
@@ -68,34 +61,34 @@ class CrossEntropy:
         self, x: Tensor, target: Tensor, share: float, *, differentiated: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The losses [m] and, if they are differentiated, the derivative of their sum [m, n]."""
-        self._pending.all_settled(x, target)
+        self._lazy.materialise(x, target)
         x, target = x.detach(), target.detach()
         (rows, columns), losses = x.shape, x.new_empty(len(x))
         unit = 4 if columns % 4 == 0 else 1  # as many as can be read at once
         delta, made, bound_of_target = x, None, x
-        programs, width, tensors = rows, halves.filled_up(columns), (x,) * 4
+        programs, width, tensors = rows, filled_up(columns), (x,) * 4
         if differentiated:
             exact = derivative_precision() == "none"
-            bound = torch.empty_like(self._bounds.one)
-            made = halves.empty_halves(x, rows, columns, three=exact, bound=bound)
-            delta, bound_of_target = torch.empty_like(x), self._pending.bound_of(target)
-            programs, tensors = len(made.high), (*halves.pointers(made), made.unscale, bound)
+            bound = torch.empty_like(self._one)
+            made = SplitMatrix.empty(x, rows, columns, exact=exact, bound=bound)
+            delta, bound_of_target = torch.empty_like(x), self._lazy.bound_of(target)
+            programs, tensors = len(made.high), (*made.parts, made.unscale, bound)
         with_low = made is not None and made.low is not None
         numbers = rows, columns // unit, width, share, int(with_low)
         args = x, target, losses, delta, *tensors, bound_of_target, *numbers
         launch(kernels.cross_entropy, (programs, 1), args, (differentiated, unit, BLOCK))
         if made is None:
             return losses, None
-        self._known.remember(delta, halves=made, bound=made.bound)
+        self._lazy.cache.remember(delta, split=made)
         return losses, delta
 
     def ones(self, count: int) -> Tensor:
         """So many of them [count], which no kernel has to fill, and `are_ones` knows."""
-        return self._bounds.one.view(torch.float32).expand(count)
+        return self._one.view(torch.float32).expand(count)
 
     def are_ones(self, x: Tensor) -> bool:
         """Whether these are known to be `ones`."""
-        return x.data_ptr() == self._bounds.one.data_ptr() and x.stride() == (0,)
+        return x.data_ptr() == self._one.data_ptr() and x.stride() == (0,)
 
 
 class _CrossEntropy(torch.autograd.Function):
