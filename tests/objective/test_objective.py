@@ -1,6 +1,5 @@
 """The function that is minimised: model + loss + L2, over any set of samples."""
 
-import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
