@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from krylov_descent.algorithms.krylov import found_on_host
+from krylov_descent.algorithms.basis_storage import Alone, StoredBasis
+from krylov_descent.algorithms.krylov import Product, fill_with_krylov_space, found_on_host
 from krylov_descent.algorithms.metric import Diagonal, Metric
-from krylov_descent.algorithms.subspace import fill_slots
 from krylov_descent.curvature.preconditioners.preconditioner import Identity
 from tests.cuda.triton.kernels import (
     DEVICE,
@@ -25,6 +25,17 @@ from tests.cuda.triton.kernels import (
 from tests.subspaces import Dear
 
 __all__ = ["needs_tensor_cores", "products"]  # fixtures
+
+
+def fill_slots(
+    slots: Tensor, product: Product, metric: Metric, gradient: Tensor, steps: list[Tensor]
+) -> Tensor:
+    """Algorithm 2 into rows."""
+    placement = Alone(gradient.numel())
+    return fill_with_krylov_space(
+        StoredBasis.at(slots), product, metric, gradient, steps, placement
+    )
+
 
 SIZE = 65_603
 NAN, INFINITY = float("nan"), float("inf")
