@@ -52,6 +52,8 @@ def _launched(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
     krylov, joining = min(work.dimension, work.gradient.numel()), len(work.previous_steps)
     slots = engine.graphs.room(krylov + work.most_previous, work.gradient)
     rows = slots[: krylov + joining]
+    if joining < work.most_previous:
+        slots[krylov + joining :].zero_()  # evaluations multiply them by 0, which NaN survives
     found: Tensor | None = None
     if work.lasting and joining == work.most_previous:
         found = _replayed(engine, work, product, batch, rows)

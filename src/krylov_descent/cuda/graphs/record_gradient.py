@@ -45,15 +45,12 @@ class Means(NamedTuple):
 def launch_gradient(engine: Recorder, work: MeanGradient | MeanSquares) -> Launched[Evaluation]:
     """Value, gradient and perhaps squares by one launch, where all samples fit one batch."""
     objective, squared = work.objective, isinstance(work, MeanSquares)
-    settled = objective.squared_gradients.settled and engine.settled_at == engine.staleness.refuted
+    replayed = _replayed_sums if objective.ranks.together else _replayed_means
     found: Evaluation | None = None
-    # Where squares are recorded, nothing can be found out about the model. And what torch.compile
-    # made of the model is not given up for a recording of a plain gradient.
-    if settled if squared else objective.network.model is objective.network.eager:
-        replayed = _replayed_sums if objective.ranks.together else _replayed_means
-        with objective.ranks.own_work():
-            batch = _whole_batch(engine, work.data)
-            found = None if batch is None else replayed(engine, work, batch)
+    with objective.ranks.own_work():
+        batch = _whole_batch(engine, work.data)
+        if batch is not None and _may_be_recorded(engine, work):
+            found = replayed(engine, work, batch)
     if found is not None:
         return Launched.done(found)
 
@@ -83,6 +80,18 @@ def _whole_batch(engine: Recorder, data: Any) -> Batch | None:
     objective = engine.objective
     batch = objective.single_batch(as_samples(data, may_be_empty=objective.ranks.together))
     return batch if batch is not None and engine.fits(batch) else None
+
+
+def _may_be_recorded(engine: Recorder, work: MeanGradient | MeanSquares) -> bool:
+    """Whether the gradient may be recorded of a model that the probe has seen.
+
+    Where squares are recorded, nothing can be found out about the model. And what torch.compile
+    made of the model is not given up for a recording of a plain gradient.
+    """
+    objective = work.objective
+    if isinstance(work, MeanGradient):
+        return objective.network.model is objective.network.eager
+    return objective.squared_gradients.settled and engine.settled_at == engine.staleness.refuted
 
 
 def _replayed_means(

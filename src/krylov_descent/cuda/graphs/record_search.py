@@ -58,6 +58,8 @@ def _launched(engine: Recorder, work: Search) -> SearchObjective:
     batch = batch.to(device)
     normaliser = placed(objective.network.loss.normaliser(batch.targets, batch.size), device)
     theta = objective.parameters.copy()
+    # From here on the parameters are written to: to record may take a rehearsal.
+    engine.open_search = plain = SearchObjective(objective, work.samples, work.previous, theta)
 
     def mailbox(*_: Any) -> SearchMailbox:
         return SearchMailbox(len(slots), slots)
@@ -71,7 +73,9 @@ def _launched(engine: Recorder, work: Search) -> SearchObjective:
         held=mailbox,
     )
     if evaluation is None:
-        return work.run()
+        plain.restore()
+        engine.open_search = None
+        return plain
     apart = _may_be_side_by_side(engine, batch)
     errors = partial(_error_sums_at_points, objective, apart)
     noise = engine.graphs.beside(evaluation, NOISE, errors, held=_sums_on_host)
@@ -165,8 +169,10 @@ class RecordedSearch(SearchObjective):
     def _noise_along_previous(self, epsilon: float, limit: float) -> float:
         if self._noise is None or not self._recorded:
             return super()._noise_along_previous(epsilon, limit)
-        self.samples_seen += NOISE_POINTS * self.samples
         recorded = noise_from(self._noise.tensor()) / self._normaliser
+        if not recorded:  # perhaps there is no previous step
+            return super()._noise_along_previous(epsilon, limit)
+        self.samples_seen += NOISE_POINTS * self.samples
 
         def along(part: float) -> float:
             return recorded if part == 1 else self._noise_along(self._previous(), part, epsilon)

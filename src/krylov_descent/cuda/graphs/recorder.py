@@ -20,6 +20,7 @@ LARGEST_MODEL = 16 << 20
 LARGEST_ACTIVATIONS = 1 << 30
 # Recordings that are the same for every preconditioner.
 EVALUATION, NOISE, STEP = "evaluation", "noise", "step"
+STALE = "the model does not compute any more what was recorded of it"
 
 
 class Recorder(Engine):
@@ -45,6 +46,8 @@ class Recorder(Engine):
         self.settled_at = 0
         self.basis_slots: Tensor | None = None
         self.open_search: SearchObjective | None = None
+        self._trusted: list[Batch] = []  # whose recordings were taken to be fresh, unverified
+        self._was_repeatable = False  # until `verify`
 
     @property
     def possible(self) -> bool:
@@ -71,19 +74,32 @@ class Recorder(Engine):
         Args:
             batch: whose first samples are compared.
             losses: see `Staleness.compare`.
+
+        Raises:
+            StaleError: behind `verify`, to which earlier samples had told nothing.
         """
         if not self.in_step:
             self.staleness.begin_step()
         self.staleness.compare(batch, losses)
-        if self.repeatable or self.staleness.answer():
+        if self.repeatable:
+            self._trusted.append(batch)
             return True
+        if self.staleness.answer():
+            return True
+        if self._was_repeatable:
+            raise StaleError(STALE)
         self.graphs.forget()
         return False
 
     def verify(self) -> None:
-        self.repeatable = False
-        if not self.staleness.answer():
-            raise StaleError("the model does not compute any more what was recorded of it")
+        self._was_repeatable, self.repeatable = self.repeatable, False
+        trusted, self._trusted = self._trusted, []
+        fresh = self.staleness.answer()
+        for batch in trusted:  # does nothing unless those before told nothing
+            self.staleness.compare(batch)
+            fresh = self.staleness.answer() and fresh
+        if not fresh:
+            raise StaleError(STALE)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -92,6 +108,7 @@ class Recorder(Engine):
             try:
                 yield
             finally:
+                self._trusted, self._was_repeatable = [], False
                 self.basis_slots, search, self.open_search = None, self.open_search, None
                 if search is not None:  # nobody had use for it
                     search.restore()
