@@ -236,7 +236,9 @@ class Training:
         self.data = [(inputs[:40], targets[:40]), (inputs[40:], targets[40:])]  # type: ignore[assignment]
 
     def no_state(self) -> None:
-        self.optimizer.load_state_dict(use("eager", METHODS["ksd"](Changing(), F.mse_loss)).state_dict())
+        self.optimizer.load_state_dict(
+            use("eager", METHODS["ksd"](Changing(), F.mse_loss)).state_dict()
+        )
 
     def previous_forgotten(self) -> None:
         self.optimizer.state.clear()
@@ -645,7 +647,9 @@ def test_a_model_that_reads_numbers_on_the_host_runs_as_it_is(method: str, engin
             return outputs
 
     def steps(one: str) -> list[StepResult]:
-        optimizer = use(one, METHODS[method](Reading().to(device_of(engine)), nn.CrossEntropyLoss()))
+        optimizer = use(
+            one, METHODS[method](Reading().to(device_of(engine)), nn.CrossEntropyLoss())
+        )
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             results = [optimizer.step(on(engine)) for _ in range(3)]

@@ -71,7 +71,10 @@ def test_recorded_diagonals_are_the_plain_ones(
         for i, own in zip((0, 2), decay, strict=True)
     ]
     loss = nn.CrossEntropyLoss(ignore_index=ignored)
-    ours, theirs = objective_on(engine, model, loss, params=groups), Objective(model, loss, params=groups)
+    ours, theirs = (
+        objective_on(engine, model, loss, params=groups),
+        Objective(model, loss, params=groups),
+    )
     D, expected = preconditioner(), preconditioner()
     places = []
     for count in (60, 60, 60, 40):
