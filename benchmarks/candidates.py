@@ -51,6 +51,10 @@ def theirs(kinds: Sequence[CurvatureKind] = KINDS) -> list[Candidate]:
 
 def _build_ours(kind: CurvatureKind, workload: Workload) -> Prepare:
     objective = Objective(workload.model, workload.loss)
+    if workload.inputs.is_cuda:  # the engine that an optimiser has there
+        from krylov_descent.cuda.engine import CudaEngine
+
+        objective.engine = CudaEngine(objective)
     curvature = Curvature(kind)
     return lambda: curvature.at(objective, (workload.inputs, workload.targets))
 

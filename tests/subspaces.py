@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from krylov_descent.algorithms.basis_storage import Alone, Storage
+from krylov_descent.algorithms.krylov import Product
 from krylov_descent.algorithms.metric import Diagonal, Metric
 from krylov_descent.algorithms.subspace import Subspace, krylov_basis
 from tests.matrices import numbers
@@ -30,6 +32,31 @@ class Dear:
 METRICS: list[Callable[[Tensor], Metric]] = [Diagonal, Dear]
 
 
+def basis_in_one_process(
+    product: Product,
+    metric: Metric,
+    gradient: Tensor,
+    previous_steps: list[Tensor],
+    dimension: int,
+    storage: Storage | None = None,
+) -> Subspace:
+    """Algorithm 2 where one process keeps whole vectors."""
+    return krylov_basis(
+        product,
+        metric,
+        gradient,
+        previous_steps,
+        dimension,
+        placement=Alone(gradient.numel()),
+        storage=storage or Storage(),
+    )
+
+
+def vectors(subspace: Subspace) -> Tensor:
+    """The basis as rows [r, n], in the dtype in which it is kept."""
+    return subspace.rows.stored[: subspace.rank]
+
+
 def builder(metric: Callable[[Tensor], Metric]) -> Build:
     """Subspaces with D given in this way."""
 
@@ -43,7 +70,8 @@ def builder(metric: Callable[[Tensor], Metric]) -> Build:
             products += 1
             return H @ v
 
-        return krylov_basis(product, metric(D), g, list(previous), dimension), products
+        subspace = basis_in_one_process(product, metric(D), g, list(previous), dimension)
+        return subspace, products
 
     return build
 
@@ -51,14 +79,14 @@ def builder(metric: Callable[[Tensor], Metric]) -> Build:
 def outside(subspace: Subspace, vector: Tensor) -> float:
     """The part of a vector outside the span, relative to the vector."""
     # Rows have lengths of their own: by QR, with each of them made 1 before.
-    Q = torch.linalg.qr(torch.nn.functional.normalize(subspace.basis.double()).t()).Q
+    Q = torch.linalg.qr(torch.nn.functional.normalize(vectors(subspace).double()).t()).Q
     v = vector.double()
     return float((v - Q @ (Q.t() @ v)).norm() / v.norm())
 
 
 def gram_error(subspace: Subspace, D: Tensor) -> float:
     """How far VᵀDV is from 1."""
-    V = subspace.basis.double()
+    V = vectors(subspace).double()
     return float(((V * D) @ V.t() - torch.eye(subspace.rank, dtype=torch.float64)).abs().max())
 
 

@@ -19,12 +19,13 @@ the device's: nothing tells a copy to the host that is waited for from one that 
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 Result = TypeVar("Result")
@@ -32,7 +33,7 @@ Result = TypeVar("Result")
 aten = torch.ops.aten
 
 # Methods that hand numbers to Python without an ATen operation.
-HOST_READS = (Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__)
+HOST_READS = ("numpy", "tolist", "__array__", "__dlpack__")
 # Operations that read numbers on the host, and are not tagged so.
 UNTAGGED_HOST_READS = (aten.is_nonzero, aten._linalg_check_errors)
 # Operations that allocate memory and write nothing to it: a CUDA graph has no node for them.
@@ -69,7 +70,8 @@ class Tape(Generic[Result]):
             raise RuntimeError("a tape cannot be recorded while another one is being recorded")
         recorder = _Recorder()
         try:
-            with _HostReads(recorder), recorder:
+            # Patched: a mode that sees methods of tensors is off within backward passes.
+            with patch.multiple(Tensor, **recorder.refusals()), recorder:
                 result = function()
         finally:
             recorder.undo()
@@ -160,7 +162,12 @@ class _Recorder(TorchDispatchMode):
             )
         return found
 
-    def refuse(self, reason: str) -> None:
+    def refusals(self) -> dict[str, Any]:
+        """For each method of tensors that reads numbers past all dispatch: one that refuses to."""
+        reasons = {name: f"Tensor.{name} reads numbers on the host" for name in HOST_READS}
+        return {name: partial(self.refuse, reason) for name, reason in reasons.items()}
+
+    def refuse(self, reason: str, *_: Any, **__: Any) -> None:
         """End the recording: the function may catch the error, but nothing more is recorded."""
         self._refused = reason
         self.check()
@@ -190,25 +197,6 @@ class _Recorder(TorchDispatchMode):
             if place and place not in self._made and place not in self._before:
                 memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
                 self._before[place] = memory, memory.clone()
-
-
-class _HostReads(TorchFunctionMode):
-    """Refuses methods that read numbers on the host past all dispatch."""
-
-    def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func in HOST_READS:
-            self._recorder.refuse(f"Tensor.{func.__name__} reads numbers on the host")
-        return func(*args, **(kwargs or {}))
 
 
 def _why_refused(

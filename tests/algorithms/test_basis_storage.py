@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from krylov_descent.algorithms.stored_subspace import StoredSubspace, stored_krylov_basis
 from torch import Tensor, nn
 
 from krylov_descent import KSD
@@ -16,10 +15,11 @@ from krylov_descent.algorithms.basis_storage import (
     StoredBasis,
 )
 from krylov_descent.algorithms.metric import Diagonal
-from krylov_descent.algorithms.subspace import krylov_basis
+from krylov_descent.algorithms.subspace import Subspace, krylov_basis
 from krylov_descent.curvature.preconditioners.preconditioner import Identity
 from krylov_descent.runtime.ranks import Ranks
 from tests.optimizers.nets import classes, net, parameters_of
+from tests.subspaces import basis_in_one_process, vectors
 
 CPU = torch.device("cpu")
 SIZE = 40
@@ -41,11 +41,11 @@ def stored(
     dtype: torch.dtype = torch.float64,
     placement: type[Replicated] | type[Sharded] = Replicated,
     size: int = SIZE,
-) -> tuple[StoredSubspace, Tensor]:
+) -> tuple[Subspace, Tensor]:
     """The subspace and its rows [r, n]."""
     h, d, g = problem(dtype, size)
     place: Placement = placement(Ranks(CPU), len(g))
-    found = stored_krylov_basis(
+    found = krylov_basis(
         lambda v: h @ v,
         Diagonal(d),
         g,
@@ -60,9 +60,10 @@ def stored(
 @pytest.mark.parametrize("placement", [Replicated, Sharded])
 def test_in_one_process_it_is_the_basis_of_algorithm_2(placement: type[Replicated]) -> None:
     h, d, g = problem()
-    expected = krylov_basis(lambda v: h @ v, Diagonal(d), g, [g.flip(0), g.roll(3)], 6)
+    previous = [g.flip(0), g.roll(3)]
+    expected = basis_in_one_process(lambda v: h @ v, Diagonal(d), g, previous, 6)
     found, rows = stored(Storage(), placement=placement)
-    torch.testing.assert_close(rows, expected.basis, rtol=0, atol=1e-12)
+    torch.testing.assert_close(rows, vectors(expected), rtol=0, atol=1e-12)
     torch.testing.assert_close(found.curvature, expected.curvature, rtol=0, atol=1e-12)
     c = torch.linspace(-1, 1, 8, dtype=torch.float64)
     torch.testing.assert_close(found.combine(c), expected.combine(c))
@@ -90,15 +91,7 @@ def test_a_rounded_basis_stays_orthogonal_and_its_curvature_is_of_what_is_stored
 def test_a_direction_within_the_rounding_of_the_rows_is_left_out() -> None:
     # D⁻¹H = 1: there is nothing beside the first direction.
     g = torch.randn(500)
-    found = stored_krylov_basis(
-        torch.clone,
-        Identity(),
-        g,
-        [g * 2],
-        4,
-        placement=Replicated(Ranks(CPU), 500),
-        storage=BFLOAT16,
-    )
+    found = basis_in_one_process(torch.clone, Identity(), g, [g * 2], 4, BFLOAT16)
     assert found.rank == 1
     assert float(found.curvature) == pytest.approx(1, abs=0.01)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from krylov_descent import KSD, HessianFree, NonlinearCG
 from krylov_descent.algorithms.basis_storage import Storage, StoredBasis
-from krylov_descent.cuda.graphs.record_basis import basis_is_recorded
+from krylov_descent.cuda.engine import CudaEngine
 from tests.optimizers.nets import classes, net, parameters_of
 
 pytestmark = pytest.mark.gpu
@@ -40,8 +40,9 @@ def three_steps(name: str) -> tuple[torch.Tensor, bool]:
     for _ in range(3):
         assert optimizer.step(classes(200, torch.float64)).status.moved
     assert not optimizer.objective.ranks.traffic
-    recorded = basis_is_recorded(optimizer.objective.recordings, "gauss-newton")
-    return parameters_of(model).cpu(), recorded
+    engine = optimizer.objective.engine
+    assert isinstance(engine, CudaEngine)
+    return parameters_of(model).cpu(), engine.graphs.has("basis of gauss-newton")
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from krylov_descent.algorithms.stored_subspace import stored_krylov_basis
-from krylov_descent.optimizers.ksd.spread_objective import SpreadObjective
 from torch import Tensor, nn
 
 from krylov_descent import KSD, HessianFree, NonlinearCG
 from krylov_descent.algorithms.basis_storage import Replicated, Sharded, Storage
 from krylov_descent.algorithms.coordinates import Coordinates
 from krylov_descent.algorithms.metric import Diagonal
+from krylov_descent.algorithms.subspace import krylov_basis
 from krylov_descent.curvature.preconditioners.preconditioner import Identity
 from krylov_descent.curvature.products import Curvature
 from krylov_descent.objective.batches import as_samples
 from krylov_descent.objective.objective import Objective
+from krylov_descent.objective.search_objective import SearchObjective
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.ksd import subset_growth as growing_sets
 from krylov_descent.runtime.ranks import Ranks
@@ -178,7 +178,7 @@ def pieces_of_a_step(sizes: Sequence[int], dtype: torch.dtype) -> dict[str, Tens
     data = as_samples(own(classes(SAMPLES, dtype), sizes), may_be_empty=True)
     found = objective.value_gradient_and_squares(data)
     along = torch.linspace(-1, 1, found.gradient.numel(), dtype=dtype)
-    subspace = stored_krylov_basis(
+    subspace = krylov_basis(
         Curvature().at(objective, data).part,
         Diagonal(found.squares.clamp(min=1e-4 * float(found.squares.max()))),
         found.gradient,
@@ -187,10 +187,8 @@ def pieces_of_a_step(sizes: Sequence[int], dtype: torch.dtype) -> dict[str, Tens
         placement=Replicated(objective.ranks, found.gradient.numel()),
         storage=Storage(),
     )
-    theta = objective.parameters.copy()
-    function = SpreadObjective(
-        objective, data, theta, subspace, Coordinates(subspace.curvature, subspace.gram, 1e-4)
-    )
+    coordinates = Coordinates(subspace.curvature, subspace.gram, 1e-4)
+    function = SearchObjective(objective, data, along.clone).over(subspace, coordinates)
     value, projected = function(np.linspace(0.1, 0.2, subspace.rank))
     return {
         "gradient": found.gradient,
@@ -209,7 +207,7 @@ def numbers_of_a_sharded_basis(dimension: int) -> int:
     diagonal = torch.rand(n, dtype=torch.float64, generator=generator)
     gradient = torch.randn(n, dtype=torch.float64, generator=generator)
     ranks = Ranks(torch.device("cpu"))
-    subspace = stored_krylov_basis(
+    subspace = krylov_basis(
         lambda v: diagonal * v / ranks.size,
         Identity(),
         gradient,

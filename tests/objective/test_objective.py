@@ -1,6 +1,5 @@
 """The function that is minimised: model + loss + L2, over any set of samples."""
 
-import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -361,27 +360,3 @@ def test_nothing_warns_on_the_usual_way() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _objective(problem).value_gradient_and_squares(problem.data)
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_a_value_that_can_wait_is_the_same_number(decay: float) -> None:
-    torch.manual_seed(0)
-    model, data = nn.Linear(3, 2), (torch.randn(7, 3), torch.randn(7, 2))
-    params = [{"params": list(model.parameters()), "weight_decay": decay}]
-    objective = Objective(model, nn.MSELoss(), params=params)
-    expected = objective.value_gradient_and_squares(data)
-    with objective.recordings.step(), objective.recordings.postponed():
-        found = objective.value_gradient_and_squares(data)
-    assert math.isnan(found.value)
-    assert found.there().value == expected.value == found.there().there().value
-    assert torch.equal(found.gradient, expected.gradient)
-    assert torch.equal(found.squares, expected.squares)
-    assert objective.value_gradient_and_squares(data).value == expected.value
-
-
-def test_a_value_is_waited_for_where_a_gpu_is_to_say_what_to_divide_by() -> None:
-    model, data = nn.Linear(3, 2), (torch.randn(7, 3), torch.tensor([0, 1, 1, 0, -100, 1, 0]))
-    objective = Objective(model, nn.CrossEntropyLoss())
-    expected = objective.value_and_gradient(data).value
-    with objective.recordings.step(), objective.recordings.postponed():
-        assert objective.value_and_gradient(data).value == expected

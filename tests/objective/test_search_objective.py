@@ -11,42 +11,50 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from krylov_descent.optimizers.ksd.search_objective import SubspaceObjective
 from torch import Tensor, nn
 
+from krylov_descent.algorithms.basis_storage import Alone, StoredBasis
 from krylov_descent.algorithms.coordinates import Coordinates
-from krylov_descent.algorithms.subspace import Subspace, krylov_basis
+from krylov_descent.algorithms.subspace import Subspace
 from krylov_descent.curvature.preconditioners.preconditioner import Identity
 from krylov_descent.curvature.products import Curvature
 from krylov_descent.objective.batches import as_samples
 from krylov_descent.objective.objective import Objective
+from krylov_descent.objective.search_objective import SearchObjective
 from tests import dense
 from tests.matrices import numbers
 from tests.problems import make
+from tests.subspaces import basis_in_one_process, vectors
 
 Data = tuple[Tensor, Tensor]
 EPSILON = 1e-4
 
 
 def around(
-    objective: Objective, data: Data, dimension: int
-) -> tuple[SubspaceObjective, Subspace, Tensor]:
-    """The function of a step without preconditioner whose three sets are the same; V and θ."""
+    objective: Objective,
+    data: Data,
+    dimension: int,
+    previous: Callable[[], Tensor] | None = None,
+) -> tuple[SearchObjective, Subspace, Tensor]:
+    """The function of a step without preconditioner whose three sets are the same; V and θ.
+
+    There is no previous step by default.
+    """
     gradient = objective.value_and_gradient(data).gradient
     product = Curvature().at(objective, data)
-    subspace = krylov_basis(product, Identity(), gradient, [], dimension)
-    theta = objective.parameters.copy()
+    subspace = basis_in_one_process(product, Identity(), gradient, [], dimension)
     coordinates = Coordinates(subspace.curvature, subspace.gram, EPSILON)
-    function = SubspaceObjective(objective, as_samples(data), theta, subspace, coordinates)
-    return function, subspace, theta
+    none = torch.zeros_like(gradient)
+    function = SearchObjective(objective, as_samples(data), previous or none.clone)
+    return function.over(subspace, coordinates), subspace, objective.parameters.copy()
 
 
 def v_bar(subspace: Subspace) -> Tensor:
     """V̄ = VC⁻ᵀ [n, r] by NumPy."""
-    values, vectors = np.linalg.eigh(subspace.curvature.numpy())
-    floored = (vectors * np.maximum(values, EPSILON * values.max())) @ vectors.T
+    values, Q = np.linalg.eigh(subspace.curvature.numpy())
+    floored = (Q * np.maximum(values, EPSILON * values.max())) @ Q.T
     factor = np.linalg.cholesky(floored)
-    return torch.from_numpy(subspace.basis.double().numpy().T @ np.linalg.inv(factor).T)
+    return torch.from_numpy(vectors(subspace).double().numpy().T @ np.linalg.inv(factor).T)
 
 
 # Values and gradients ----------------------------------------------------------------------------
@@ -128,11 +136,41 @@ def test_parameters_are_left_at_the_point_and_come_back_exactly(dtype: torch.dty
         assert torch.equal(objective.parameters.copy(), theta + function.direction(a))
     assert torch.equal(theta, before)  # the copy is never written to
     # After any number of moves zero is θ bit for bit: nothing is added and subtracted.
-    again = function(zero)
+    again = function.start()
     assert torch.equal(objective.parameters.copy(), before)
     assert again[0] == start[0]
     assert np.array_equal(again[1], start[1])
+    function(numbers(subspace.rank).numpy())
+    function.restore()
+    assert torch.equal(objective.parameters.copy(), before)
     assert [p.data_ptr() for p in problem.model.parameters()] == storage
+
+
+def test_a_step_that_is_taken_is_given_in_pieces_that_stay() -> None:
+    problem = make("mlp", "cross-entropy")
+    objective = Objective(problem.model, problem.loss)
+    function, subspace, theta = around(objective, problem.data, 4)
+    a = numbers(subspace.rank).numpy()
+    expected = v_bar(subspace) @ torch.from_numpy(a)
+    taken = function.take(a)
+    parameters = list(problem.model.parameters())
+    torch.testing.assert_close(objective.parameters.copy(), theta + expected)
+    assert taken.norm == pytest.approx(float(expected.norm()), rel=1e-9)
+    assert [piece.shape for piece in taken.pieces] == [p.shape for p in parameters]
+    function.restore()
+    flat = torch.cat([piece.reshape(-1) for piece in taken.pieces])
+    torch.testing.assert_close(flat, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_a_step_of_another_length_is_taken_as_it_is_given() -> None:
+    problem = make("mlp", "cross-entropy")
+    objective = Objective(problem.model, problem.loss)
+    function, _, theta = around(objective, problem.data, 4)
+    step = numbers(len(theta))
+    taken = function.take_step(step)
+    assert torch.equal(objective.parameters.copy(), theta + step)
+    assert torch.equal(torch.cat([piece.reshape(-1) for piece in taken.pieces]), step)
+    assert taken.norm == float(step.norm())
 
 
 def test_value_is_that_of_the_parameters_as_they_are() -> None:
@@ -146,14 +184,17 @@ def test_value_is_that_of_the_parameters_as_they_are() -> None:
 
 def test_samples_are_counted() -> None:
     problem = make("mlp", "cross-entropy")
-    function, subspace, theta = around(Objective(problem.model, problem.loss), problem.data, 3)
-    start, gradient = function(np.zeros(subspace.rank))
-    function(-gradient)
-    assert function.samples_seen == 2 * 5
-    function.noise(start, gradient, lambda: theta)
-    assert function.samples_seen == (2 + 4) * 5  # four forward passes
-    function.noise(start, gradient, lambda: torch.zeros_like(theta))
-    assert function.samples_seen == (2 + 4 + 4) * 5
+    objective = Objective(problem.model, problem.loss)
+    theta = objective.parameters.copy()
+    for previous in (theta, torch.zeros_like(theta)):
+        function, _, _ = around(objective, problem.data, 3, previous.clone)
+        start, gradient = function.start()
+        function(-gradient)
+        assert function.samples == 5
+        assert function.samples_seen == 2 * 5
+        function.noise(start, gradient)
+        assert function.samples_seen == (2 + 4) * 5  # four forward passes
+        function.restore()
 
 
 # Noise -------------------------------------------------------------------------------------------
@@ -189,18 +230,21 @@ def measured_and_true_noise(
     exact_objective = Objective(copy.deepcopy(model).double(), function)
     objective = Objective(model, function)
     data = x.to(dtype), t.to(dtype) if t.is_floating_point() else t
-    f, subspace, theta = around(objective, data, 4)
-    exact = SubspaceObjective(
-        exact_objective,
-        as_samples((x.double(), wider(t))),
-        theta.double(),
-        Subspace(subspace.basis.double(), subspace.curvature, subspace.gram, subspace.rows),
-        Coordinates(subspace.curvature, subspace.gram, EPSILON),
+    direction = numbers(objective.parameters.numel, seed=seed).to(dtype)
+    f, subspace, theta = around(objective, data, 4, lambda: previous * direction / direction.norm())
+    of_exact = Subspace(
+        StoredBasis.at(vectors(subspace).double()),
+        Alone(len(theta)),
+        subspace.curvature,
+        subspace.gram,
+        subspace.kept,
     )
+    exact = SearchObjective(
+        exact_objective, as_samples((x.double(), wider(t))), theta.double().clone
+    ).over(of_exact, Coordinates(subspace.curvature, subspace.gram, EPSILON))
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16), objective.network.algebra():
-        start, gradient = f(np.zeros(subspace.rank))
-        direction = numbers(len(theta), seed=seed).to(dtype)
-        noise = f.noise(start, gradient, lambda: previous * direction / direction.norm())
+        start, gradient = f.start()
+        noise = f.noise(start, gradient)
         # Near θ: far from it the rounding of the point itself adds to that of the value.
         length = 3e-3 * float(np.linalg.norm(gradient)) / math.sqrt(subspace.rank)
         points = [length * numbers(subspace.rank, seed=k).numpy() for k in range(25)]
@@ -262,10 +306,12 @@ class Cliff(nn.Module):
 def test_noise_without_a_finite_neighbourhood_is_rounding_of_the_value() -> None:
     objective = Objective(Cliff(), nn.MSELoss())
     data = torch.ones(4, 1).double(), torch.zeros(4, 1).double()
-    function, _, theta = around(objective, data, 1)
-    start, gradient = function(np.zeros(1))
-    assert start == 4.0
-    for previous in (torch.zeros_like(theta), torch.ones_like(theta)):
-        noise = function.noise(start, gradient, previous.clone)
+    for previous in (torch.zeros(1).double(), torch.ones(1).double()):
+        function, _, theta = around(objective, data, 1, previous.clone)
+        start, gradient = function.start()
+        assert start == 4.0
+        noise = function.noise(start, gradient)
         assert noise == pytest.approx(torch.finfo(torch.float64).eps * 4.0 / 2)
-    assert torch.equal(theta, torch.tensor([2.0], dtype=torch.float64))
+        assert torch.equal(function.theta, torch.tensor([2.0], dtype=torch.float64))
+        function.restore()
+        assert torch.equal(objective.parameters.copy(), theta)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD, FisherDiagonal, Status
-from krylov_descent.algorithms.subspace import krylov_basis
 from krylov_descent.curvature.products import Curvature, CurvatureKind
-from krylov_descent.optimizers.ksd.ksd import PREVIOUS_STEP
+from krylov_descent.optimizers.ksd.ksd_state import PREVIOUS_STEP
 from tests import dense
 from tests.preconditioners import at_once
 from tests.problems import Problem, make
+from tests.subspaces import basis_in_one_process, vectors
 
 CURVATURES: list[CurvatureKind] = ["gauss-newton", "hessian", "fisher"]
 PRECONDITIONERS = ["fisher-diagonal", "identity"]
@@ -107,10 +107,10 @@ def test_the_previous_step_is_what_makes_the_second_step_longer() -> None:
     gradient = preconditioner.update(objective, problem.data).gradient
     product = Curvature("gauss-newton").at(objective, problem.data)
     D = preconditioner.diagonal
-    basis = krylov_basis(product, preconditioner, gradient, [d.clone()], 3).basis
+    basis = vectors(basis_in_one_process(product, preconditioner, gradient, [d.clone()], 3))
     assert basis.shape[0] == 4
     assert float((d - basis.T @ (basis @ (D * d))).norm()) < 1e-12 * float(d.norm())
-    without = krylov_basis(product, preconditioner, gradient, [], 3).basis
+    without = vectors(basis_in_one_process(product, preconditioner, gradient, [], 3))
     assert float((d - without.T @ (without @ (D * d))).norm()) > 0.1 * float(d.norm())
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent import KSD, FisherDiagonal, Identity, KroneckerFactors, Objective, Status
-from krylov_descent.optimizers.ksd.preconditioner_schedule import Stages
+from krylov_descent import KSD, FisherDiagonal, Identity, KroneckerFactors, Status
+from krylov_descent.optimizers.ksd.preconditioner_schedule import PreconditionerSchedule
 from tests import dense
 from tests.problems import make
 
@@ -73,14 +73,19 @@ def test_the_first_steps_have_the_diagonal() -> None:
 
 
 def test_the_name_has_factors_after_20_steps() -> None:
-    objective, stages = Objective(nn.Linear(2, 1), nn.MSELoss()), Stages("kronecker", 1e-4)
-    for steps, expected in ((0, FisherDiagonal), (19, FisherDiagonal), (20, KroneckerFactors)):
-        stages.begin(steps, objective)
-        assert type(stages.current) is expected
-    stages.begin(3, objective)  # an earlier state was loaded
-    assert type(stages.current) is FisherDiagonal
-    plain = Stages("identity", 1e-4)
-    plain.begin(0, objective)
+    schedule = PreconditionerSchedule("kronecker", 1e-4)
+    for steps, expected, another in (
+        (0, FisherDiagonal, True),
+        (19, FisherDiagonal, False),
+        (20, KroneckerFactors, True),
+        (21, KroneckerFactors, False),
+        (3, FisherDiagonal, True),  # an earlier state was loaded
+    ):
+        assert schedule.begin(steps) == another
+        assert type(schedule.current) is expected
+        assert type(schedule.last) is KroneckerFactors
+    plain = PreconditionerSchedule("identity", 1e-4)
+    assert not plain.begin(0)
     assert type(plain.current) is Identity
 
 

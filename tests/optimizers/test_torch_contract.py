@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 from krylov_descent import KSD, Status
-from krylov_descent.optimizers.ksd.ksd import PREVIOUS_STEP
+from krylov_descent.optimizers.ksd.ksd_state import PREVIOUS_STEP
 
 SETTINGS: dict[str, Any] = {"dimension": 3, "subset_size": 12}
 

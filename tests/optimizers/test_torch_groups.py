@@ -17,7 +17,7 @@ from krylov_descent import (
     Status,
 )
 from krylov_descent.objective.losses import LossContractError
-from krylov_descent.optimizers.ksd.ksd import PREVIOUS_STEP
+from krylov_descent.optimizers.ksd.ksd_state import PREVIOUS_STEP
 
 
 def network() -> nn.Sequential:

@@ -4,7 +4,7 @@ They are made orthonormal in the inner product of D, VᵀDV = 1, where the paper
 subspace. There D⁻¹H is symmetric, so that of a new vector the last two rows have nearly
 everything that the rows have (Lanczos). That goes first, and one look at all the rows is enough
 for the rest, where Gram and Schmidt take two, and H̄ = VᵀHV a third. What the paper does with
-orthonormal vectors is done with the help of VᵀV (`subspace.Coordinates`).
+orthonormal vectors is done with the help of VᵀV (`coordinates.Coordinates`).
 """
 
 from collections.abc import Callable

@@ -13,11 +13,12 @@ from torch.autograd.graph import get_gradient_edge
 
 from krylov_descent.curvature.forward_mode import BatchProduct, unfused_attention
 from krylov_descent.curvature.lean_functions import LeanFunctions
-from krylov_descent.objective.batches import Batch, Tree, tensors_in
+from krylov_descent.objective.batches import Batch, Tree, floating_tensors_in
 from krylov_descent.objective.layers.layer_gradients import Reach
 from krylov_descent.objective.layers.linear_layers import NUMPYS, recorded_linear_layers
 from krylov_descent.objective.losses import OutputHessian
 from krylov_descent.objective.network import Network, require_graph
+from krylov_descent.runtime.ops import operations
 from krylov_descent.runtime.private import DispatchMode
 
 
@@ -28,7 +29,7 @@ def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian
         require_graph(outputs[0])
     directions = [torch.zeros_like(z, requires_grad=True) for z in active]
     zeros: AbstractContextManager[Any] = nullcontext()
-    if reach.on_cpu_and_large:
+    if reach.on_cpu_and_large and operations().may_read:
         zeros = _ProductsOfZeros()
     with zeros:
         transposed: tuple[Tensor | None, ...] = torch.autograd.grad(
@@ -97,7 +98,7 @@ def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
     with recorded_linear_layers(network.eager) as layers, LeanFunctions(only_linear=True):
         outputs = outputs_of(network, batch)
     middle = network.output_hessian(outputs, batch)
-    found = floating(outputs)
+    found = floating_tensors_in(outputs)
     return linearize_outputs(Reach(network, layers, found), found, middle)
 
 
@@ -151,8 +152,3 @@ def losses_of(network: Network, batch: Batch) -> Tensor:
     """The per-sample losses of a batch, with a graph that can be differentiated twice."""
     with unfused_attention:
         return network.sample_losses(batch, eager=True)
-
-
-def floating(outputs: Tree) -> list[Tensor]:
-    """The output tensors that can have a derivative."""
-    return [z for z in tensors_in(outputs) if z.is_floating_point()]

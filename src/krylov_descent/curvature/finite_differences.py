@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.curvature.double_backward import floating
 from krylov_descent.curvature.forward_mode import Along, BatchProduct
-from krylov_descent.objective.batches import Batch
+from krylov_descent.objective.batches import Batch, floating_tensors_in
 from krylov_descent.objective.losses import OutputHessian
 from krylov_descent.objective.network import Call, Network, require_graph
 from krylov_descent.runtime.precision import forward_precision
@@ -80,7 +79,7 @@ def outputs_along(network: Network, batch: Batch, step: float) -> Along:
     """v → Jv for the outputs that can have a derivative; two forward passes."""
 
     def outputs() -> list[Tensor]:
-        return [z.detach() for z in floating(network.outputs(batch, eager=True))]
+        return [z.detach() for z in floating_tensors_in(network.outputs(batch, eager=True))]
 
     return _along(network, outputs, step)
 
@@ -99,7 +98,7 @@ def gauss_newton(network: Network, batch: Batch, step: float) -> BatchProduct:
 
     def outputs() -> tuple[list[Tensor], OutputHessian]:
         found = network.outputs(batch, eager=True)
-        return floating(found), network.output_hessian(found, batch)
+        return floating_tensors_in(found), network.output_hessian(found, batch)
 
     return _around(network, outputs, outputs_along(network, batch, step))
 

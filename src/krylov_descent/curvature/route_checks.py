@@ -19,11 +19,11 @@ from krylov_descent.curvature.derivative_checks import (
     check_symmetric,
     foreign_operations,
 )
-from krylov_descent.curvature.double_backward import floating, losses_of, outputs_of
+from krylov_descent.curvature.double_backward import losses_of, outputs_of
 from krylov_descent.curvature.finite_differences import central_difference, gradients, relative_step
 from krylov_descent.curvature.forward_mode import Along, BatchProduct
 from krylov_descent.curvature.lean_functions import LeanFunctions
-from krylov_descent.objective.batches import Batch, Tree, map_tensors
+from krylov_descent.objective.batches import Batch, Tree, floating_tensors_in, map_tensors
 from krylov_descent.objective.contract_probe import Findings
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
@@ -58,7 +58,7 @@ def check_by_double_backward(
         _check_loss(network, found, few, findings)
         _warn_of_linear_loss(network, found, few)
     parameters, epsilon = network.parameters.tensors, findings.derivative_epsilon
-    check_double_backward(floating(found), parameters, epsilon)
+    check_double_backward(floating_tensors_in(found), parameters, epsilon)
     if kind == "hessian":
         _check_hessian(linearize, network, few, findings)
 
@@ -118,7 +118,7 @@ def _check_along(
             f"the forward pass or the loss has a variable of its own for {', '.join(names[:3])}: "
             "read parameters as attributes of the model, where they are"
         )
-    found = floating(_differentiated(kind, network, few))
+    found = floating_tensors_in(_differentiated(kind, network, few))
     check_along(found, network.parameters.tensors, along, faint, tolerance)
 
 
@@ -127,7 +127,7 @@ def _out_of_reach(kind: str, network: Network, few: Batch) -> list[str]:
     parameters = network.parameters.tensors
     others = [p.detach().clone().requires_grad_() for p in parameters]
     found = network.call_with(others, network.names, lambda: _differentiated(kind, network, few))
-    active = [z for z in floating(found) if z.requires_grad]
+    active = [z for z in floating_tensors_in(found) if z.requires_grad]
     reached: tuple[Tensor | None, ...] = torch.autograd.grad(
         active, parameters, [torch.ones_like(z) for z in active], allow_unused=True
     )
@@ -157,7 +157,7 @@ def _check_loss(network: Network, outputs: Tree, few: Batch, findings: Findings)
     apart = _as_leaves(outputs)
     try:
         losses = network.losses_of(apart, few, eager=True)
-        check_double_backward([losses], floating(apart), findings.derivative_epsilon)
+        check_double_backward([losses], floating_tensors_in(apart), findings.derivative_epsilon)
         operations = foreign_operations([losses])
         if operations:
             _check_output_hessian(*_most_precise(network, few, findings), operations)
@@ -183,7 +183,7 @@ def _check_output_hessian(
 
     with forward_precision():
         product = network.output_hessian(outputs, few)
-        _check_second_derivative(losses, floating(outputs), product, epsilon, operations)
+        _check_second_derivative(losses, floating_tensors_in(outputs), product, epsilon, operations)
 
 
 def _as_leaves(outputs: Tree) -> Tree:
@@ -239,7 +239,7 @@ def _warn_of_linear_loss(network: Network, outputs: Tree, few: Batch) -> None:
     # Along no special direction: a softmax has no curvature along (1, …, 1).
     directions = [
         torch.arange(z.numel(), device=z.device).cos().to(z.dtype).reshape(z.shape)
-        for z in floating(outputs)
+        for z in floating_tensors_in(outputs)
     ]
     curved = network.output_hessian(outputs, few)(directions)
     if not any(bool(z.any()) for z in curved):

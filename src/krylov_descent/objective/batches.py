@@ -61,6 +61,11 @@ def tensors_in(tree: Tree) -> list[Tensor]:
     return found
 
 
+def floating_tensors_in(tree: Tree) -> list[Tensor]:
+    """Those of them that can have a derivative."""
+    return [tensor for tensor in tensors_in(tree) if tensor.is_floating_point()]
+
+
 def replace_tensors(tree: Tree, tensors: Iterable[Tensor]) -> Tree:
     """The same nest with its tensors replaced, in the order of `tensors_in`."""
     remaining = iter(tensors)

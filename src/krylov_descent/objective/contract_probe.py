@@ -32,13 +32,12 @@ from krylov_descent.objective.layers.parameter_writes import (
 from krylov_descent.objective.losses import LossContractError
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
-from krylov_descent.runtime.precision import forward_precision
-from krylov_descent.runtime.private import DispatchMode
+from krylov_descent.runtime.precision import TF32_EPSILON, epsilon_of, forward_precision
+from krylov_descent.runtime.private import DispatchMode, modules_in, own_buffers
 
 PROBE_SAMPLES = 8
 # Rounding differs a little between batch sizes, more in low precision.
 TWICE_TOLERANCE, HALVES_TOLERANCE, COARSE_TOLERANCE = 1e-4, 1e-3, 3e-2
-TF32_EPSILON = 2.0**-10
 # How far another point is, relative to each parameter, whose sign it keeps.
 ELSEWHERE = 0.9
 
@@ -101,7 +100,7 @@ class Findings:
 def signature(network: Network) -> Signature:
     """Changes when a module is replaced, or a `training` flag or autocast is switched."""
     # By weak reference: the id of a module that is gone may be given to its successor.
-    modules = tuple((weakref.ref(module), module.training) for module in network.model.modules())
+    modules = tuple((weakref.ref(module), module.training) for module in modules_in(network.model))
     return network.autocast, modules
 
 
@@ -174,8 +173,8 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Put every buffer back as it was, bit for bit; but for views of parameters."""
     before = [
         (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
+        for module in modules_in(model)
+        for name, buffer in own_buffers(module)
     ]
     places = (p.untyped_storage().data_ptr() for p in model.parameters())
     parameters = set(places) if before else set()
@@ -289,12 +288,6 @@ def _tensors_of(result: Any) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
     return [t for t in result if isinstance(t, Tensor)] if isinstance(result, tuple | list) else []
-
-
-def epsilon_of(dtype: torch.dtype, device: torch.device) -> float:
-    """Machine epsilon of matrix products in a dtype, as torch is set now."""
-    tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return TF32_EPSILON if tf32 and dtype == torch.float32 else torch.finfo(dtype).eps
 
 
 def _forward_differentiates(network: Network, few: Batch) -> bool:

@@ -26,7 +26,13 @@ from krylov_descent.objective.wrappers import (
     without_ddp,
 )
 from krylov_descent.runtime.precision import forward_precision
-from krylov_descent.runtime.private import compiler_is_loaded, copy_each, is_called_directly
+from krylov_descent.runtime.private import (
+    compiler_is_loaded,
+    copy_each,
+    is_called_directly,
+    modules_in,
+    own_parameters,
+)
 from krylov_descent.runtime.threads import Shared
 
 # Both are switches of the whole process.
@@ -255,7 +261,8 @@ def _are_in(parameters: FlatParameters, groups: list[dict[str, Any]]) -> bool:
 
 def _holds(model: nn.Module, tensors: Sequence[Tensor]) -> bool:
     """Whether all of them are parameters of the model, none of a layer that was replaced."""
-    return {id(p) for p in model.parameters()}.issuperset(map(id, tensors))
+    held = {id(p) for module in modules_in(model) for p in own_parameters(module)}
+    return held.issuperset(map(id, tensors))
 
 
 def _check_numbers(model: nn.Module) -> None:
@@ -300,7 +307,7 @@ def require_graph(losses: Tensor) -> None:
 
 def _cudnn_for(model: nn.Module, device: torch.device) -> AbstractContextManager[Any]:
     """CuDNN's recurrent nets have no second derivative, and in eval mode not even a first."""
-    if device.type == "cuda" and any(isinstance(m, nn.RNNBase) for m in model.modules()):
+    if device.type == "cuda" and any(isinstance(m, nn.RNNBase) for m in modules_in(model)):
         return _cudnn_off
     return nullcontext()
 

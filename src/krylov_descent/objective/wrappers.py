@@ -17,7 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from krylov_descent.runtime.private import compiled_from, forward_hooks, is_hook_of_replicate
+from krylov_descent.runtime.private import (
+    compiled_from,
+    forward_hooks,
+    is_hook_of_replicate,
+    modules_in,
+)
 
 WHAT_TO_DO = (
     "a step needs whole parameters on every rank: leave that out and give each rank the whole "
@@ -48,7 +53,7 @@ def ddp_in(model: nn.Module) -> list[nn.Module]:
     """Its modules that are a DistributedDataParallel, or that `replicate` was called with."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return []  # then there is none, and every step asks
-    return [module for module in model.modules() if _is_ddp(module) or _is_replicated(module)]
+    return [module for module in modules_in(model) if _is_ddp(module) or _is_replicated(module)]
 
 
 @contextmanager

@@ -25,10 +25,6 @@ from krylov_descent.runtime.precision import rough_products
 Result = TypeVar("Result")
 
 
-class NotReadyError(RuntimeError):
-    """An engine cannot run an operation yet; whoever looks for faults of a model lets it pass."""
-
-
 class Operations:
     """Torch's own way of all operations."""
 

@@ -21,6 +21,7 @@ import torch
 from krylov_descent.runtime.threads import cuda_turn
 
 SETTINGS: Any = torch.backends.cuda.matmul  # whose annotations lack the setting
+TF32_EPSILON = 2.0**-10
 
 
 class _Outside(threading.local):
@@ -97,3 +98,9 @@ def precisions() -> tuple[str, str]:
     """The settings now, in a forward pass of this thread and elsewhere."""
     here: str = SETTINGS.fp32_precision
     return _outside.settings[-1] if _outside.settings else here, here
+
+
+def epsilon_of(dtype: torch.dtype, device: torch.device) -> float:
+    """Machine epsilon of matrix products in a dtype, as torch is set now."""
+    tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return TF32_EPSILON if tf32 and dtype == torch.float32 else torch.finfo(dtype).eps

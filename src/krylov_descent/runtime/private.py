@@ -36,7 +36,10 @@ __all__ = [
     "is_called_directly",
     "is_hook_of_replicate",
     "leaf_of",
+    "modules_in",
     "norms_of",
+    "own_buffers",
+    "own_parameters",
     "scales_by_frequency",
     "schema_of",
     "specialised_places",
@@ -261,6 +264,49 @@ def is_called_directly(module: nn.Module) -> bool:
         return not (replaced or any(hooks) or nn.modules.module._has_any_global_hook())
     except AttributeError:
         return False
+
+
+def modules_in(model: nn.Module) -> list[nn.Module]:
+    """What `model.modules()` gives, in the same order.
+
+    Why: every step asks for it several times, and this takes half of the time.
+    Versions: torch 2.11 to 2.13. Without: `model.modules()`.
+    """
+    if not hasattr(model, "_modules"):
+        return list(model.modules())
+    found: dict[nn.Module, None] = {}
+    left: list[nn.Module | None] = [model]
+    while left:
+        module = left.pop()
+        if module is not None and module not in found:
+            found[module] = None
+            if module._modules:
+                left.extend(reversed(module._modules.values()))
+    return list(found)
+
+
+def own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a module without those of its children.
+
+    Why: for a network of 25 modules the public way takes 0.1 ms, and every step asks for it.
+    Versions: torch 2.11 to 2.13. Without: `module.parameters(recurse=False)`.
+    """
+    if not hasattr(module, "_parameters"):
+        return list(module.parameters(recurse=False))
+    return [p for p in module._parameters.values() if p is not None]
+
+
+def own_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The buffers of a module by name, without those of its children.
+
+    Why: most modules have none, and every step asks all of them.
+    Versions: torch 2.11 to 2.13. Without: `module.named_buffers(recurse=False)`.
+    """
+    if not hasattr(module, "_buffers"):
+        return list(module.named_buffers(recurse=False))
+    if not module._buffers:
+        return []
+    return [(name, b) for name, b in module._buffers.items() if b is not None]
 
 
 def forward_hooks(module: nn.Module) -> dict[str, "OrderedDict[int, Any]"]:

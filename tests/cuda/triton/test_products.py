@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from krylov_descent import KSD
 from krylov_descent.cuda.graphs.parallel_branches import side_by_side
 from krylov_descent.cuda.triton import entry
-from krylov_descent.cuda.triton.cross_entropy import sample_cross_entropy
 from krylov_descent.objective.network import Network
+from krylov_descent.runtime.ops import operations
 from tests.cuda.triton.kernels import (
     DEVICE,
     EXACT,
@@ -42,19 +42,19 @@ def test_nothing_happens_without_a_gpu() -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether there were three, for each product that ran on tensor cores."""
-    halves = pytest.importorskip("krylov_descent.cuda.triton.split_fp16")
+    """Whether it was exact, for each product that ran on tensor cores."""
+    split_fp16 = pytest.importorskip("krylov_descent.cuda.triton.split_fp16")
     found: list[bool] = []
 
     def counting(function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(what: Any, *args: Any, **kwargs: Any) -> Any:
-            found.append(what.three)
+            found.append(what.exact)
             return function(what, *args, **kwargs)
 
         return counted
 
     for name in ("product", "function_of_product"):
-        monkeypatch.setattr(halves, name, counting(getattr(halves, name)))
+        monkeypatch.setattr(split_fp16, name, counting(getattr(split_fp16, name)))
     return found
 
 
@@ -324,7 +324,7 @@ def test_what_a_stack_is(model: nn.Module, is_one: bool) -> None:
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("needs_tensor_cores")
 def test_a_mode_that_fails_at_its_end_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    halves = pytest.importorskip("krylov_descent.cuda.triton.split_fp16")
+    split_fp16 = pytest.importorskip("krylov_descent.cuda.triton.split_fp16")
 
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("no memory")
@@ -333,7 +333,7 @@ def test_a_mode_that_fails_at_its_end_is_over(monkeypatch: pytest.MonkeyPatch) -
         a = torch.ones(100, 90, device=DEVICE)
         with on_tensor_cores():
             kept.append(a @ a.t())
-            monkeypatch.setattr(halves, "product", fails)
+            monkeypatch.setattr(split_fp16, "product", fails)
 
     with pytest.raises(RuntimeError, match="no memory"):
         multiply([])
@@ -371,8 +371,7 @@ def test_a_cross_entropy_has_both_derivatives(products: Any) -> None:
     z, target = drawn(200, 60).requires_grad_(), drawn(200, 60, seed=1).sigmoid()
     weights, direction = drawn(200, seed=2), drawn(200, 60, seed=3)
 
-    def found(z: Tensor, losses: Tensor | None, *, twice: bool) -> list[Tensor]:
-        assert losses is not None
+    def found(z: Tensor, losses: Tensor, *, twice: bool) -> list[Tensor]:
         total = (losses * weights.to(z.dtype)).sum()
         (first,) = torch.autograd.grad(total, z, create_graph=twice)
         if not twice:
@@ -386,7 +385,7 @@ def test_a_cross_entropy_has_both_derivatives(products: Any) -> None:
     )
     exact = found(exact_z, elements.sum(1), twice=True)
     for twice in (False, True):
-        mine = found(z, sample_cross_entropy(z, target), twice=twice)
+        mine = found(z, operations().cross_entropy(z, target, averaged=False), twice=twice)
         for result, right in zip(mine, exact, strict=False):
             assert error(result, right) < EXACT
 

@@ -230,7 +230,7 @@ def test_recorded_derivatives_know_a_new_use(make: Callable[[], nn.Module], way:
     parameters = network.parameters
     v = vector(parameters.numel)
     close(parameters.flatten(losses_and_gradients(aliased, batch)[1]), rows.sum(0))
-    _, gradients, squares = objective._squares.on(aliased).of_batch(batch, 1 << 20)
+    _, gradients, squares = objective.squared_gradients.on(aliased).of_batch(batch, 1 << 20)
     close(parameters.flatten(gradients), rows.sum(0))
     close(parameters.flatten(squares), rows.square().sum(0))
     pieces = parameters.pieces(v)

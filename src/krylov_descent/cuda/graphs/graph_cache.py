@@ -26,6 +26,7 @@ from krylov_descent.objective.batches import Batch, tensors_in
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
 from krylov_descent.runtime.precision import precisions
+from krylov_descent.runtime.private import modules_in, own_buffers, own_parameters
 
 Recorded = TypeVar("Recorded")
 Key = tuple[Any, ...]
@@ -279,17 +280,12 @@ class _Known:
     def of(cls, network: Network) -> "_Known":
         """A model and a loss that nothing is known of yet."""
         roots = [m for m in (network.eager, network.loss.module) if isinstance(m, nn.Module)]
-        modules = [m for root in roots for m in root.modules()]
-        parameters = [p for m in modules for p in m.parameters(recurse=False)]
-        return cls(parameters, [m for m in modules if any(True for _ in m.buffers(recurse=False))])
-
-    @property
-    def has_buffers(self) -> bool:
-        """Whether there is any."""
-        return any(True for module in self.modules for _ in module.buffers(recurse=False))
+        modules = [m for root in roots for m in modules_in(root)]
+        parameters = [p for m in modules for p in own_parameters(m)]
+        return cls(parameters, [m for m in modules if own_buffers(m)])
 
     def tensors(self) -> Iterator[Tensor]:
         """All that a forward pass reads where it is."""
         yield from self.parameters
         for module in self.modules:
-            yield from module.buffers(recurse=False)
+            yield from (buffer for _, buffer in own_buffers(module))

@@ -56,8 +56,8 @@ def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
     """Run independent jobs; where they are recorded as a CUDA graph, on parallel branches of it."""
     products = under_way()
     if products is not None:
-        products.settle()  # what all jobs may read
-        jobs = [partial(_settled, products, job) for job in jobs]
+        products.materialise()  # what all jobs may read
+        jobs = [partial(_materialised, products, job) for job in jobs]
     if not is_recorded():
         return [job() for job in jobs]
     current, outer = torch.cuda.current_stream(), _known.own
@@ -99,7 +99,7 @@ def begin(jobs: Sequence[Callable[[], Result]], at_a_time: int = BRANCHES) -> li
         return side_by_side(jobs)
     products = under_way()
     if products is not None:
-        products.settle()
+        products.materialise()
         jobs = [partial(_noted, products, job) for job in jobs]
     current, results = torch.cuda.current_stream(), list[Result]()
     now = current.record_event()
@@ -153,16 +153,16 @@ def is_recorded() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def _settled(products: Any, job: Callable[[], Result]) -> Result:
+def _materialised(products: Any, job: Callable[[], Result]) -> Result:
     """Of a job, with all that it computes made on its own branch."""
     result = job()
-    products.settle()
+    products.materialise()
     return result
 
 
 def _noted(products: Any, job: Callable[[], Result]) -> Result:
     """Of a job, with a note for those who look at its result where it is made."""
-    result = _settled(products, job)
+    result = _materialised(products, job)
     products.note_made(result)
     return result
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from krylov_descent.cuda.graphs.parallel_branches import begin, is_recorded, side_by_side
-from krylov_descent.cuda.triton.cross_entropy import sample_cross_entropy
 from krylov_descent.runtime.ops import Operations, use
 
 Result = TypeVar("Result")
@@ -65,7 +64,9 @@ class TensorCoreOperations(RecordedOperations):
 
     def cross_entropy(self, outputs: Tensor, targets: Tensor, *, averaged: bool) -> Tensor:
         """By one kernel, with its derivative where that will be asked for."""
-        found = sample_cross_entropy(outputs, targets, averaged=averaged)
+        found: Tensor | None = self._products.entropies.of_samples(
+            outputs, targets, averaged=averaged
+        )
         if found is None:
             return super().cross_entropy(outputs, targets, averaged=averaged)
         return found
@@ -101,7 +102,7 @@ class TensorCoreOperations(RecordedOperations):
         self, squared: Tensor, least: float, before: Tensor, place: Tensor
     ) -> Tensor:
         """By one kernel."""
-        found: Tensor | None = self._products.long_vectors.scale_of_length(
+        found: Tensor | None = self._products.basis_vectors.scale_of_length(
             squared, least, before, place
         )
         return super().scale_of_length(squared, least, before, place) if found is None else found
@@ -110,7 +111,7 @@ class TensorCoreOperations(RecordedOperations):
         self, w: Tensor, rows: Tensor, coefficients: Tensor, weights: Tensor
     ) -> bool:
         """By one kernel."""
-        done: bool = self._products.long_vectors.subtract_combination(
+        done: bool = self._products.basis_vectors.subtract_combination(
             w, rows, coefficients, weights
         )
         return done
@@ -119,7 +120,7 @@ class TensorCoreOperations(RecordedOperations):
         self, start: Tensor, divisor: Tensor | None, rows: Tensor, taken: Tensor, w: Tensor
     ) -> Tensor | None:
         """By one kernel."""
-        found: Tensor | None = self._products.long_vectors.subtract_rows(
+        found: Tensor | None = self._products.basis_vectors.subtract_rows(
             start, divisor, rows, taken, w
         )
         return found
@@ -134,7 +135,7 @@ class TensorCoreOperations(RecordedOperations):
         place: Tensor,
     ) -> Tensor:
         """By one kernel."""
-        found: Tensor = self._products.long_vectors.scale_of_remainder(
+        found: Tensor = self._products.basis_vectors.scale_of_remainder(
             parts, taken, along, least, projected, place
         )
         return found

@@ -80,7 +80,7 @@ class Recorder(Engine):
         """
         if not self.in_step:
             self.staleness.begin_step()
-        self.staleness.compare(batch, losses)
+        self.staleness.compare(batch, losses, later=self.repeatable)
         if self.repeatable:
             self._trusted.append(batch)
             return True

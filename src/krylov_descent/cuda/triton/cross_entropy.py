@@ -1,37 +1,106 @@
-"""The cross entropy of sigmoids, where its kernels are ours: what autoencoders of pixels have."""
+"""The cross entropy of sigmoids, which autoencoders of pixels have, by one kernel.
+
+Where a gradient will follow, the kernel writes the derivative of the sum of all losses, too, with
+the split that products need of it. A backward pass that begins with `ones` takes that derivative
+as it is. Any other has torch's operations. The same by torch: `Operations.cross_entropy`.
+"""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from krylov_descent.cuda.triton import kernels
 from krylov_descent.cuda.triton.entry import under_way
+from krylov_descent.cuda.triton.launching import launch
+from krylov_descent.cuda.triton.lazy_products import LazyProducts
+from krylov_descent.cuda.triton.split_fp16 import SplitMatrix, filled_up, fits, is_rows
+from krylov_descent.runtime.precision import derivative_precision
+from krylov_descent.runtime.private import transforms_are_active
+
+# So many numbers of a row are gone through side by side.
+BLOCK = 1024
 
 
-def sample_cross_entropy(outputs: Any, targets: Any, *, averaged: bool = False) -> Tensor | None:
-    """Of each sample [size], summed over its outputs; None where it is torch's to compute.
+class CrossEntropy:
+    """Cross entropies of sigmoids, and their derivatives towards what goes into these.
 
     Args:
-        outputs: before the sigmoid [size, …].
-        targets: like them.
-        averaged: over outputs, in place of the sum.
+        lazy: products that are computed later.
     """
-    products = under_way()
-    if products is None or not products.entropies.may_be_cross_entropy(outputs, targets):
-        return None
-    share = 1 / outputs.shape[1] if averaged else 1.0
-    differentiated = outputs.requires_grad and torch.is_grad_enabled()
-    found: Tensor = _CrossEntropy.apply(outputs, targets, share, differentiated)  # type: ignore[no-untyped-call]
-    return found
+
+    def __init__(self, lazy: LazyProducts) -> None:
+        self._lazy, self._one = lazy, lazy.bounds.one
+
+    def of_samples(self, outputs: Any, targets: Any, *, averaged: bool) -> Tensor | None:
+        """Of each sample [m], in autograd's graph; None where the kernel is not for these.
+
+        Args:
+            outputs: before the sigmoid [m, n].
+            targets: of the same shape.
+            averaged: over n, in place of the sum.
+        """
+        ours = (
+            isinstance(outputs, Tensor)
+            and outputs.dim() == 2
+            and is_rows(outputs, self._lazy.device)
+            and is_rows(targets, self._lazy.device)
+            and outputs.shape == targets.shape
+            and not targets.requires_grad
+            and not transforms_are_active()
+            and fits(outputs)
+        )
+        if not ours:
+            return None
+        share = 1 / outputs.shape[1] if averaged else 1.0
+        differentiated = outputs.requires_grad and torch.is_grad_enabled()
+        found: Tensor = _CrossEntropy.apply(outputs, targets, share, differentiated)  # type: ignore[no-untyped-call]
+        return found
+
+    def compute(
+        self, x: Tensor, target: Tensor, share: float, *, differentiated: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The losses [m] and, if they are differentiated, the derivative of their sum [m, n]."""
+        self._lazy.materialise(x, target)
+        x, target = x.detach(), target.detach()
+        (rows, columns), losses = x.shape, x.new_empty(len(x))
+        unit = 4 if columns % 4 == 0 else 1  # as many as can be read at once
+        delta, made, bound_of_target = x, None, x
+        programs, width, tensors = rows, filled_up(columns), (x,) * 4
+        if differentiated:
+            exact = derivative_precision() == "none"
+            bound = torch.empty_like(self._one)
+            made = SplitMatrix.empty(x, rows, columns, exact=exact, bound=bound)
+            delta, bound_of_target = torch.empty_like(x), self._lazy.bound_of(target)
+            programs, tensors = len(made.high), (*made.parts, made.unscale, bound)
+        with_low = made is not None and made.low is not None
+        numbers = rows, columns // unit, width, share, int(with_low)
+        args = x, target, losses, delta, *tensors, bound_of_target, *numbers
+        launch(kernels.cross_entropy, (programs, 1), args, (differentiated, unit, BLOCK))
+        if made is None:
+            return losses, None
+        self._lazy.cache.remember(delta, split=made)
+        return losses, delta
+
+    def ones(self, count: int) -> Tensor:
+        """So many of them [count], which no kernel has to fill, and `are_ones` knows."""
+        return self._one.view(torch.float32).expand(count)
+
+    def are_ones(self, x: Tensor) -> bool:
+        """Whether these are known to be `ones`."""
+        return x.data_ptr() == self._one.data_ptr() and x.stride() == (0,)
 
 
 class _CrossEntropy(torch.autograd.Function):
+    # It may be differentiated in another thread and after the mode has ended: both ways ask for
+    # the mode of their moment.
+
     @staticmethod
     def forward(
         ctx: Any, outputs: Tensor, targets: Tensor, share: float, differentiated: bool
     ) -> Tensor:
         losses: Tensor
-        losses, delta = under_way().entropies.cross_entropy(
+        losses, delta = under_way().entropies.compute(
             outputs, targets, share, differentiated=differentiated
         )
         ctx.share = share
@@ -41,12 +110,8 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, factors: Tensor) -> tuple[Tensor, None, None, None]:
         outputs, targets, delta = ctx.saved_tensors
-        products = under_way()
-        if products is None or torch.is_grad_enabled():  # to be differentiated again
-            factors = factors if ctx.share == 1 else ctx.share * factors
-            found = factors.unsqueeze(1) * (outputs.sigmoid() - targets)
-        elif products.entropies.are_ones(factors):
-            found = delta
-        else:
-            found = products.entropies.cross_entropy_backward(outputs, targets, ctx.share, factors)
-        return found, None, None, None
+        products, again = under_way(), torch.is_grad_enabled()
+        if products is not None and not again and products.entropies.are_ones(factors):
+            return delta, None, None, None
+        factors = factors if ctx.share == 1 else ctx.share * factors
+        return factors.unsqueeze(1) * (outputs.sigmoid() - targets), None, None, None

@@ -1,4 +1,4 @@
-"""The kernels of `halves`, in Triton's language.
+"""The kernels of `split_fp16` and `cross_entropy`, in Triton's language.
 
 A bound is the largest absolute value of the finite numbers of a matrix, or more, kept as the bits
 of a float32: for numbers that are not negative these are in the order of the numbers.
@@ -58,7 +58,7 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _store_halves(v, high, low, place, written, with_low):
+def _store_split(v, high, low, place, written, with_low):
     h = v.to(tl.float16)
     tl.store(high + place, h, written)
     if with_low:
@@ -136,7 +136,7 @@ def split(
     if KIND != _NOTHING:
         tl.store(out + at, v, inside)
     written = (r < padded) & (c < width)
-    _store_halves(v * scale, high, low, r * width + c, written, with_low)
+    _store_split(v * scale, high, low, r * width + c, written, with_low)
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         tl.store(unscale, 1 / scale)
 
@@ -145,7 +145,7 @@ def split(
     do_not_specialize=["size"], do_not_specialize_on_alignment=["unscale", "bound", "new_unscale"]
 )
 def square(high, unscale, bound, squared, new_unscale, size, BLOCK: tl.constexpr):
-    """The first half of x² [size] out of that of x, whose bound is given."""
+    """The first part of x² [size] out of that of x, whose bound is given."""
     top = _number(bound)
     scale = _scale(top * top)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -215,18 +215,18 @@ def product(
     UNIT: tl.constexpr,
     A_ALONG: tl.constexpr,
     B_ALONG: tl.constexpr,
-    THREE: tl.constexpr,
+    EXACT: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """out [M, N] = Σ_k a[m, k] b[n, k] + bias[n], and its bound; or a function's values and halves.
+    """out [M, N] = Σ_k a[m, k] b[n, k] + bias[n], and its bound; or a function's values and split.
 
     The function is f(Σ_k a[m, k] b[n, k] + bias[n] + added[m, n], y[m, n]). N is units · UNIT, so
     many of which are read at once. Of a share of k for each axis 1. Memory has k along the rows of
     a matrix where it is ALONG, and along its columns elsewhere.
 
-    Halves are scaled before the result's bound is known, by what it could be at most: the sum
+    A split is scaled before the result's bound is known, by what it could be at most: the sum
     without what is added is not above `largest` times the bounds of a, b and y. As a rule that
     leaves 2⁷ to 2¹² of fp16's range unused.
     """
@@ -249,7 +249,7 @@ def product(
         valid_a, valid_b = in_a & (k[None, :] < K - start), in_b & (k[:, None] < K - start)
         a = tl.load(high_a + this_a, valid_a, 0.0)
         b = tl.load(high_b + this_b, valid_b, 0.0)
-        if THREE:
+        if EXACT:
             rest_a = tl.load(low_a + this_a, valid_a, 0.0)
             rest_b = tl.load(low_b + this_b, valid_b, 0.0)
             # Tensor cores do not round their sums but cut them off, so these are kept short.
@@ -286,7 +286,7 @@ def product(
         scale = _scale(top)
         written = (m[:, None] < padded) & (n[None, :] < width)
         at = m[:, None] * width + n[None, :]
-        _store_halves(total * scale, high, low, at, written, with_low)
+        _store_split(total * scale, high, low, at, written, with_low)
         if tile == 0:
             tl.store(unscale, 1 / scale)
         tl.store(values + place, total, inside)
@@ -294,3 +294,60 @@ def product(
         tl.store(out + part * M * N + place, total, inside)
     if with_bound:
         tl.atomic_max(bound, _largest(total), sem="relaxed")
+
+
+@triton.jit(
+    do_not_specialize=["rows", "units", "share", "with_low"],
+    do_not_specialize_on_alignment=["losses", "unscale", "bound", "bound_of_target"],
+)
+def cross_entropy(
+    x,
+    target,
+    losses,
+    delta,
+    high,
+    low,
+    unscale,
+    bound,
+    bound_of_target,
+    rows,
+    units,
+    width,
+    share,
+    with_low,
+    DELTA: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The cross entropy of each row of x and target [rows, units · UNIT], perhaps with delta.
+
+    losses [rows] = share · Σ -target log σ(x) - (1 - target) log σ(-x).
+
+    delta, like x, is the derivative of Σ losses: share · (σ(x) - target). Its split is
+    high + low = delta · scale [programs, width], zero outside of x. Scale and bound are for what it
+    could be at most, which is known beforehand.
+    """
+    row, cols = tl.program_id(0), units * UNIT
+    is_row = row < rows
+    if DELTA:
+        top = (1 + _number(bound_of_target)) * share
+        scale = _scale(top)
+        if row == 0:
+            tl.store(unscale, 1 / scale)
+            tl.store(bound, _bits(top))
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, width, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        inside, at = is_row & (c < cols), row * cols + c
+        z = tl.load(x + at, inside, 0.0)
+        t = tl.load(target + at, inside, 0.0)
+        smaller = tl.exp(-tl.abs(z))  # of 1 and exp(z), over the larger one
+        # Written so that NaN stays NaN.
+        entropy = tl.where(z < 0, 0.0, z) - z * t + libdevice.log1p(smaller)
+        total += tl.where(inside, entropy, 0.0)
+        if DELTA:
+            sigmoid = tl.where(z < 0, smaller, 1.0) / (1 + smaller)
+            v = tl.where(inside, (sigmoid - t) * share, 0.0)
+            tl.store(delta + at, v, inside)
+            _store_split(v * scale, high, low, row * width + c, c < width, with_low)
+    tl.store(losses + row, share * tl.sum(total, 0), is_row)

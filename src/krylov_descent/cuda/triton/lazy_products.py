@@ -1,7 +1,7 @@
-"""What is still to be made while operations pass by, and made before anyone looks at it.
+"""Products that are computed when they are first read.
 
-A product waits until it is known what is made of it.
-Everything that looks at a matrix says so before (`settled`).
+A product waits until it is known what is made of it. Everything that reads a tensor materialises it
+first, and everything that writes to one materialises those that still have to read it.
 """
 
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.triton import split_fp16 as halves
-from krylov_descent.cuda.triton.matrix_cache import Bounds, Knowledge, memory_of
-from krylov_descent.cuda.triton.split_fp16 import BOUNDED_BY_ONE, Function, Halves, Product
+from krylov_descent.cuda.triton import split_fp16
+from krylov_descent.cuda.triton.matrix_cache import Bounds, MatrixCache, memory_of
+from krylov_descent.cuda.triton.split_fp16 import BOUNDED_BY_ONE, Function, Product, SplitMatrix
 from krylov_descent.runtime.private import StorageWeakRef, storage_at, storage_number
 
 
 @dataclass(slots=True)
-class Waiting:
-    """A product that is not made yet.
+class LazyProduct:
+    """A product that is not computed yet.
 
     Attributes:
-        storage: its memory.
+        storage: the memory that it is to be written to.
         product: what it is.
-        used: whether something was made of it, so that it may never be asked for.
+        used: whether something was made of it, so that it may never be read itself.
     """
 
     storage: StorageWeakRef
@@ -34,14 +34,12 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What others may look at while the stream that makes it is not waited for.
-
-    A product that something was made of before it was asked for itself, or the result of a job.
+    """What other streams may read, and have to wait for: a used product, or the result of a job.
 
     Attributes:
         storage: its memory.
-        stream: on which it was made at last; others have to wait for that.
-        done: there, after it.
+        stream: on which it was made.
+        done: when, on that stream.
     """
 
     storage: StorageWeakRef
@@ -49,150 +47,151 @@ class _Made:
     done: torch.cuda.Event
 
 
-class Pending:
-    """Products that are to be made, and the halves of what is made.
+class LazyProducts:
+    """All lazy products of a recording, and the splits and bounds of what is materialised.
 
     Args:
         device: the GPU.
-        known: what is known of matrices.
-        bounds: room for those of others.
+        before: the cache of a recording that is always replayed before this one.
+
+    Attributes:
+        device: as given.
+        cache: splits and bounds that are known.
+        bounds: room for more bounds.
     """
 
-    def __init__(self, device: torch.device, known: Knowledge, bounds: Bounds) -> None:
-        self._device, self._known, self._bounds = device, known, bounds
-        self._waiting: dict[int, Waiting] = {}
+    def __init__(self, device: torch.device, before: MatrixCache | None = None) -> None:
+        self.device, self.cache, self.bounds = device, MatrixCache(device, before), Bounds(device)
+        self._lazy: dict[int, LazyProduct] = {}
         self._made: dict[int, _Made] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._waiting or self._made)
+        return bool(self._lazy or self._made)
 
-    def settle(self, *, used_too: bool = False) -> None:
-        """Make the products that still wait and are not forgotten; on this stream.
+    def defer(self, product: Product) -> Tensor:
+        """The memory of a product [M, N] that is computed when it is read."""
+        m, n, _ = product.sizes
+        out = torch.empty(m, n, dtype=torch.float32, device=self.device)
+        self._drop_expired()
+        self._lazy[storage_number(out)] = LazyProduct(
+            StorageWeakRef(out.untyped_storage()), product
+        )
+        return out
+
+    def find(self, x: object) -> LazyProduct | None:
+        """The lazy product that a matrix is, all of it."""
+        if not isinstance(x, Tensor):
+            return None
+        number = memory_of(x)
+        found = None if number is None else self._lazy.get(number)
+        whole = found is not None and x.shape == found.product.sizes[:2] and x.is_contiguous()
+        return found if whole else None
+
+    def function_of(self, lazy: LazyProduct, function: Function) -> Tensor | None:
+        """A function of a lazy product [M, N]; None where that must be materialised first."""
+        product, in_one = lazy.product, function.kind in BOUNDED_BY_ONE
+        if not (product.added is None if in_one else product.bounded):
+            return None
+        lazy.used = True
+        m, n, _ = product.sizes
+        out = torch.empty(m, n, dtype=torch.float32, device=self.device)
+        bound = self.bounds.one if in_one else self.bounds.new()
+        found = split_fp16.function_of_product(product, function, out, None if in_one else bound)
+        self.cache.remember(out, split=replace(found, bound=bound))
+        return out
+
+    def materialise(self, *args: Any) -> tuple[Any, ...]:
+        """Compute what is to be in the memory of each tensor among these, which are given back."""
+        for x in args:
+            if isinstance(x, Tensor):
+                self._materialise(x)
+        return args
+
+    def materialise_readers_of(self, changed: Sequence[Tensor]) -> None:
+        """Compute all that has something to read from memory that is to change."""
+        memories = {memory_of(tensor) for tensor in changed}
+        for lazy in list(self._lazy.values()):
+            others = (lazy.product.bias, lazy.product.added)
+            reads = any(x is not None and memory_of(x) in memories for x in others)
+            if reads and not lazy.storage.expired():
+                self._materialise_all_of(lazy)
+
+    def materialise_all(self, *, used_too: bool = False) -> None:
+        """Compute all that somebody may still read, on this stream.
 
         Args:
             used_too: also products of which something was made.
         """
-        for number, waiting in list(self._waiting.items()):
-            if waiting.storage.expired():
-                del self._waiting[number]
-            elif used_too or not waiting.used:
-                self._settle(waiting)
-
-    def settle_readers_of(self, changed: Sequence[Tensor]) -> None:
-        """Make all that may have something to read from memory that is to change."""
-        memories = {memory_of(tensor) for tensor in changed}
-        for waiting in list(self._waiting.values()):
-            others = (waiting.product.bias, waiting.product.added)
-            reads = any(x is not None and memory_of(x) in memories for x in others)
-            if reads and not waiting.storage.expired():
-                self._settle(waiting)
-
-    def settled(self, x: Tensor) -> None:
-        """Make what is to be in this memory, if there is something."""
-        number = memory_of(x)
-        if number is None:
-            return
-        waiting = self._waiting.pop(number, None)
-        if waiting is None:
-            self._wait_for(number)
-            return
-        product, bound = waiting.product, self._bounds.new()
-        out = _all_of(x, product)
-        if product.added is None:
-            halves.product(product, bound=bound, out=out)
-            self._known.remember(out, bound=bound)
-        else:
-            self.settled(product.added)
-            alone = halves.product(replace(product, added=None))
-            torch.add(alone, product.added.detach(), out=out)
-        if waiting.used:
-            self._note_made(number, waiting.storage)
-
-    def all_settled(self, *args: Any) -> tuple[Any, ...]:
-        """The same for each tensor among these, which are given back."""
-        for x in args:
-            if isinstance(x, Tensor):
-                self.settled(x)
-        return args
+        self._drop_expired()
+        for lazy in list(self._lazy.values()):
+            if (used_too or not lazy.used) and not lazy.storage.expired():
+                self._materialise_all_of(lazy)
 
     def note_made(self, x: Tensor) -> None:
-        """Let other streams wait for this one, as far as it is now, before they look at x."""
+        """Let other streams wait for this one, as far as it is now, before they read x."""
         number = memory_of(x)
         if number is not None:
             self._note_made(number, StorageWeakRef(x.untyped_storage()))
 
-    def _note_made(self, number: int, storage: StorageWeakRef) -> None:
-        stream = torch.cuda.current_stream(self._device)
-        self._made[number] = _Made(storage, stream, stream.record_event())
-
-    def wait(self, product: Product) -> Tensor:
-        """The memory of a product that is made when someone looks at it."""
-        m, n, _ = product.sizes
-        out = torch.empty(m, n, dtype=torch.float32, device=self._device)
-        storage = out.untyped_storage()
-        # With those whose memory is gone their halves are let go.
-        gone = [k for k, waiting in self._waiting.items() if waiting.storage.expired()]
-        for number in gone:
-            del self._waiting[number]
-        self._waiting[storage_number(out)] = Waiting(StorageWeakRef(storage), product)
-        return out
-
-    def waits(self, x: object) -> Waiting | None:
-        """What waits to be written to a matrix, all of it."""
-        if not isinstance(x, Tensor):
-            return None
-        number = memory_of(x)
-        waiting = None if number is None else self._waiting.get(number)
-        if waiting is None or x.shape != waiting.product.sizes[:2] or not x.is_contiguous():
-            return None
-        return waiting
-
-    def function_of(self, waiting: Waiting, function: Function) -> Tensor | None:
-        """A function of a product that waits; None where that must be made first."""
-        product, in_one = waiting.product, function.kind in BOUNDED_BY_ONE
-        bound = self._bounds.one if in_one else self._bounds.new()
-        if bound is None or not (product.added is None if in_one else product.bounded):
-            return None
-        waiting.used = True
-        m, n, _ = product.sizes
-        out = torch.empty(m, n, dtype=torch.float32, device=self._device)
-        found = halves.function_of_product(product, function, out, None if in_one else bound)
-        self._known.remember(out, halves=replace(found, bound=bound), bound=bound)
-        return out
-
-    def halves_of(self, rows: Tensor, three: bool) -> Halves:
-        """The halves of a matrix; made where they are not known."""
-        self.settled(rows)
-        found: Halves | None = self._known.recall(rows, "halves")
-        if found is None or (three and found.low is None):
-            found = halves.split(rows, self.bound_of(rows), three=three)
-            self._known.remember(rows, halves=found)
+    def split_of(self, rows: Tensor, *, exact: bool) -> SplitMatrix:
+        """The split of a matrix; made where it is not known."""
+        self._materialise(rows)
+        found = self.cache.split_of(rows)
+        if found is None or (exact and found.low is None):
+            found = split_fp16.split(rows, self.bound_of(rows), exact=exact)
+            self.cache.remember(rows, split=found)
         return found
 
     def bound_of(self, rows: Tensor) -> Tensor:
-        """The bound of a matrix that is made; found where it is not known."""
-        bound: Tensor | None = self._known.recall(rows, "bound")
+        """The bound of a matrix that is materialised; found where it is not known."""
+        bound = self.cache.bound_of(rows)
         if bound is None:
-            bound = self._bounds.some()
-            halves.find_bound(rows, bound)
-            self._known.remember(rows, bound=bound)
+            bound = self.bounds.new()
+            split_fp16.find_bound(rows, bound)
+            self.cache.remember(rows, bound=bound)
         return bound
 
-    def _settle(self, waiting: Waiting) -> None:
-        storage = storage_at(waiting.storage)
-        empty = torch.empty(0, dtype=torch.float32, device=self._device)
-        self.settled(empty.set_(storage))
+    def _drop_expired(self) -> None:
+        """With products whose memory is gone, the splits that they hold are let go."""
+        gone = [number for number, lazy in self._lazy.items() if lazy.storage.expired()]
+        for number in gone:
+            del self._lazy[number]
+
+    def _materialise(self, x: Tensor) -> None:
+        number = memory_of(x)
+        if number is None:
+            return
+        lazy = self._lazy.pop(number, None)
+        if lazy is None:
+            self._wait_for(number)
+            return
+        product = lazy.product
+        m, n, _ = product.sizes
+        out = x.detach().as_strided((m, n), (n, 1), 0)  # of which x may be a part
+        if product.added is None:
+            bound = self.bounds.new()
+            split_fp16.product(product, bound=bound, out=out)
+            self.cache.remember(out, bound=bound)
+        else:
+            self._materialise(product.added)
+            alone = split_fp16.product(replace(product, added=None))
+            torch.add(alone, product.added.detach(), out=out)
+        if lazy.used:
+            self._note_made(number, lazy.storage)
+
+    def _materialise_all_of(self, lazy: LazyProduct) -> None:
+        storage = storage_at(lazy.storage)
+        empty = torch.empty(0, dtype=torch.float32, device=self.device)
+        self._materialise(empty.set_(storage))
+
+    def _note_made(self, number: int, storage: StorageWeakRef) -> None:
+        stream = torch.cuda.current_stream(self.device)
+        self._made[number] = _Made(storage, stream, stream.record_event())
 
     def _wait_for(self, number: int) -> None:
-        """Let this stream wait for a product that another one made."""
+        """Let this stream wait for what another one made."""
         made = self._made.get(number)
         if made is not None:
-            stream = torch.cuda.current_stream(self._device)
+            stream = torch.cuda.current_stream(self.device)
             if stream != made.stream:
                 stream.wait_event(made.done)
-
-
-def _all_of(x: Tensor, product: Product) -> Tensor:
-    """The matrix that a product is to be written to, of whose memory x has a part."""
-    m, n, _ = product.sizes
-    return x.detach().as_strided((m, n), (n, 1), 0)

@@ -1,35 +1,31 @@
-"""What is known of matrices while operations pass by: their halves and bounds."""
+"""Splits and bounds of matrices, kept by the memory that the matrices are in."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from krylov_descent.cuda.triton import kernels
 from krylov_descent.cuda.triton.launching import launch
-from krylov_descent.cuda.triton.split_fp16 import BLOCK, Halves
+from krylov_descent.cuda.triton.split_fp16 import BLOCK, SplitMatrix
 from krylov_descent.runtime.private import StorageWeakRef, storage_number
 
-# Of so many pieces of memory something is known before those that are gone are looked for.
+# With more pieces of memory than this in the cache, those that are gone are looked for.
 FEWEST_MEMORIES = 32
-
-# So many bounds of matrices in one recording have room.
+# Bounds of matrices that one recording has room for.
 BOUNDS = 1 << 14
 
 Key = tuple[int, int, int, int]
 
 
 class Bounds:
-    """Room for bounds of matrices, int32 each.
-
-    All at once: a recording sets them back with one kernel before everything else.
+    """Room for bounds of matrices, which one kernel sets back at the beginning of a recording.
 
     Args:
         device: the GPU.
 
     Attributes:
-        one: a bound [1] of what has values up to one.
+        one: the bound of values up to one.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,62 +33,55 @@ class Bounds:
         launch(kernels.reset, (BOUNDS // BLOCK, 1), (self._room,), (BLOCK,))
         self.one, self._used = self._room[:1], 1
 
-    def new(self) -> Tensor | None:
-        """One [1] that is zero at first; None where there are no more of them."""
+    def new(self) -> Tensor:
+        """A bound that is zero at first; where there is no more room, by a kernel of its own."""
         if self._used == len(self._room):
-            return None
+            return torch.zeros_like(self.one)
         self._used += 1
         return self._room[self._used - 1 : self._used]
-
-    def some(self) -> Tensor:
-        """One that is zero at first, wherever."""
-        found = self.new()
-        return torch.zeros_like(self.one) if found is None else found
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Something that is known of a matrix.
+    """What is known of a matrix.
 
     Attributes:
-        what: its halves, or its bound.
-        stream: on which that was found.
-        found: there, after it.
+        stream: on which it was found.
+        found: when, on that stream.
+        split: of the matrix; None where not known.
+        bound: likewise.
     """
 
-    what: Any
     stream: torch.cuda.Stream
     found: torch.cuda.Event
+    split: SplitMatrix | None
+    bound: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """What is known of the matrices in a piece of memory, as long as it lives and does not change.
+    """The matrices in a piece of memory, by where they lie.
 
-    Attributes:
-        storage: the piece; while this is held, no other one has its number.
-        halves: of a matrix, by where it lies.
-        bound: likewise.
+    While the weak reference is held, no other piece of memory has its number.
     """
 
     storage: StorageWeakRef
-    halves: dict[Key, _Known] = field(default_factory=dict)
-    bound: dict[Key, _Known] = field(default_factory=dict)
+    matrices: dict[Key, _Known] = field(default_factory=dict)
 
 
-class Knowledge:
-    """What is known of matrices on a GPU, by the memory that they are in.
+class MatrixCache:
+    """What is known of matrices on a GPU, as long as their memory lives and is not written to.
 
     Args:
         device: the GPU.
-        before: what was known of another recording, which is always replayed before this.
+        before: the cache of a recording that is always replayed before this one.
     """
 
-    def __init__(self, device: torch.device, before: "Knowledge | None") -> None:
+    def __init__(self, device: torch.device, before: "MatrixCache | None" = None) -> None:
         self._device, self._before = device, before
         self._memories: dict[int, _Memory] = {}
         self._most_memories = FEWEST_MEMORIES
-        self._changed: dict[int, StorageWeakRef] = {}  # since what was recorded before
+        self._changed: dict[int, StorageWeakRef] = {}  # since the recording before
 
     def clear(self) -> None:
         """Forget everything."""
@@ -100,49 +89,55 @@ class Knowledge:
         self._before = None
 
     def remember(
-        self, rows: Tensor, *, halves: Halves | None = None, bound: Tensor | None = None
+        self, rows: Tensor, *, split: SplitMatrix | None = None, bound: Tensor | None = None
     ) -> None:
-        """Note what is known of a matrix from now on."""
-        storage = rows.untyped_storage()
-        memory = self._memories.get(storage_number(rows))
+        """Note the split of a matrix, with its bound, or the bound alone: found on this stream."""
+        number = storage_number(rows)
+        memory = self._memories.get(number)
         if memory is None:
-            memory = self._memories[storage_number(rows)] = _Memory(StorageWeakRef(storage))
+            memory = self._memories[number] = _Memory(StorageWeakRef(rows.untyped_storage()))
             if len(self._memories) > self._most_memories:
                 self._let_go()
         stream = torch.cuda.current_stream(self._device)
-        if halves is not None:
-            memory.halves[_key(rows)] = _Known(halves, stream, stream.record_event())
-        if bound is not None:
-            memory.bound[_key(rows)] = _Known(bound, stream, stream.record_event())
+        bound = bound if split is None else split.bound
+        memory.matrices[_key(rows)] = _Known(stream, stream.record_event(), split, bound)
 
-    def recall(self, rows: Tensor, what: Literal["halves", "bound"]) -> Any:
-        """What is known of a matrix, ready for this stream; or None."""
+    def split_of(self, rows: Tensor) -> SplitMatrix | None:
+        """Of a matrix, ready for this stream; None where it is not known."""
+        known = self._recall(rows)
+        return None if known is None else known.split
+
+    def bound_of(self, rows: Tensor) -> Tensor | None:
+        """Likewise."""
+        known = self._recall(rows)
+        return None if known is None else known.bound
+
+    def _recall(self, rows: Tensor) -> _Known | None:
         number = storage_number(rows)
         memory = self._memories.get(number)
-        known = None if memory is None else getattr(memory, what).get(_key(rows))
+        known = None if memory is None else memory.matrices.get(_key(rows))
         if known is not None:
             stream = torch.cuda.current_stream(self._device)
             if stream != known.stream:
                 stream.wait_event(known.found)
-            return known.what
+            return known
         if self._before is None or number in self._changed:
             return None
-        # Of what was found before there is nothing to wait for: it is replayed as a whole.
-        earlier = self._before._memories.get(number)
-        known = None if earlier is None else getattr(earlier, what).get(_key(rows))
-        return None if known is None else known.what
+        # What the recording before found is there: it is replayed as a whole.
+        memory = self._before._memories.get(number)
+        return None if memory is None else memory.matrices.get(_key(rows))
 
     def forget(self, changed: Tensor) -> None:
-        """What was known of whatever shares its memory."""
+        """Drop what is known of whatever shares a tensor's memory."""
         if changed.layout is not torch.strided:
             return
-        storage = changed.untyped_storage()
-        self._memories.pop(storage_number(changed), None)
+        number = storage_number(changed)
+        self._memories.pop(number, None)
         if self._before is not None:
-            self._changed[storage_number(changed)] = StorageWeakRef(storage)
+            self._changed[number] = StorageWeakRef(changed.untyped_storage())
 
     def _let_go(self) -> None:
-        """Of what is known of memory that is gone."""
+        """Drop what is known of memory that is gone."""
         gone = [number for number, memory in self._memories.items() if memory.storage.expired()]
         for number in gone:
             del self._memories[number]

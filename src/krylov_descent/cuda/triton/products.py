@@ -1,19 +1,8 @@
-"""Products of float32 matrices that run on tensor cores, wherever in a forward or backward pass.
+"""The dispatch mode by which operations on tensors pass while a part of a step is recorded.
 
-While a part of a step is recorded, every operation on tensors passes by here. What a recording
-holds are kernels, so it costs nothing afterwards that they were chosen in Python.
-
-A product needs both matrices as `Halves`. These are made once for a matrix that is used several
-times (a weight going forward and back, an input for values and for weight gradients), and by the
-kernel that computes the matrix, where it is one of those that are known: sigmoid and its like.
-
-A product waits until it is known what is made of it. If that is a sum or such a function, one
-kernel makes everything, and the product itself is never written. Whatever else looks at it has it
-made first (`pending`).
-
-What passes by is handed on, to `matrices`, `functions_of_products` or `long_vectors`;
-`entropy_derivatives` is asked by the loss. None of them knows the mode itself: as soon as nobody
-has use for it, its memory is free, and no collector of garbage has to find it first.
+The package's page says how it goes on from here. None of the objects that operations are handed to
+knows the mode: as soon as nobody holds the mode, its memory is free, and no garbage collector has
+to find it first.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,43 +12,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.triton import split_fp16 as halves
-from krylov_descent.cuda.triton.entropy_derivatives import EntropyDerivatives
+from krylov_descent.cuda.triton import split_fp16
+from krylov_descent.cuda.triton.cross_entropy import CrossEntropy
 from krylov_descent.cuda.triton.functions_of_products import FUNCTIONS, FunctionsOfProducts
-from krylov_descent.cuda.triton.layouts import is_rows, rows_of
-from krylov_descent.cuda.triton.lazy_products import Pending
-from krylov_descent.cuda.triton.long_vectors import LongVectors
+from krylov_descent.cuda.triton.lazy_products import LazyProducts
 from krylov_descent.cuda.triton.matrices import Matrices
-from krylov_descent.cuda.triton.matrix_cache import Bounds, Knowledge
+from krylov_descent.cuda.triton.matrix_cache import MatrixCache
+from krylov_descent.cuda.triton.split_fp16 import is_rows, rows_of
+from krylov_descent.cuda.triton.vectors import BasisVectors
 from krylov_descent.runtime.precision import SETTINGS, forward_precision
 from krylov_descent.runtime.private import DispatchMode, schema_of, transforms_are_active
 
 aten = torch.ops.aten
 PLAIN = {Tensor, torch.nn.Parameter}
-
-# Of the operations that are ours, those that want all their arguments made.
-LOOKING = {
-    aten.mm.out,
-    aten.addmv.default,
-    aten.addmv_.default,
-}
+# Of the replaced operations, those whose arguments are all materialised before.
+READING = {aten.mm.out, aten.addmv.default, aten.addmv_.default}
 
 
 class TensorCoreProducts(DispatchMode):
-    """For a while, products of float32 matrices on this device are made of products in fp16.
+    """For a while, products of float32 matrices on a device are made of products in fp16.
 
     Of three, with the digits of float32, or of one where torch is told to have tf32; but not where
     it is told to follow IEEE.
 
     Args:
         device: the GPU.
-        before: what was recorded before this, and is always replayed before it.
-        sparing: of large products alone, and without other functions: for a model with functions
-            between its layers that are not known here.
+        before: the mode of a recording that is always replayed before this one.
+        sparing: replace large products alone, and no functions: for a model with functions between
+            its layers that are not known here.
 
     Attributes:
-        matrices: what is done with those.
-        long_vectors: likewise, such as the rows of a basis.
+        sparing: as given.
+        matrices: products of matrices.
+        basis_vectors: operations on a few long vectors.
         entropies: cross entropies, and their derivatives.
     """
 
@@ -72,35 +57,30 @@ class TensorCoreProducts(DispatchMode):
     ) -> None:
         super().__init__()
         self._device, self.sparing = device, sparing
-        earlier: Knowledge | None = None if before is None else before._known
-        self._known: Knowledge = Knowledge(device, earlier)
-        self._bounds = Bounds(device)
-        self._pending = Pending(device, self._known, self._bounds)
-        self.long_vectors = LongVectors(device, self._known, self._pending)
-        self.matrices = Matrices(device, self._pending, self.long_vectors, sparing=sparing)
-        self.entropies = EntropyDerivatives(device, self._known, self._bounds, self._pending)
-        self._ours: dict[Any, Callable[..., Any]] = {
+        earlier: MatrixCache | None = None if before is None else before._lazy.cache
+        self._lazy: LazyProducts = LazyProducts(device, earlier)
+        self.basis_vectors = BasisVectors(self._lazy)
+        self.matrices = Matrices(self._lazy, self.basis_vectors, sparing=sparing)
+        self.entropies = CrossEntropy(self._lazy)
+        self._replaced: dict[Any, Callable[..., Any]] = {
             aten.mm.default: self.matrices.mm,
             aten.mm.out: self.matrices.mm_out,
             aten.addmm.default: self.matrices.addmm,
-            aten.mv.default: self.long_vectors.mv,
-            aten.addmv.default: self.long_vectors.addmv,
-            aten.addmv_.default: self.long_vectors.addmv_,
+            aten.mv.default: self.basis_vectors.mv,
+            aten.addmv.default: self.basis_vectors.addmv,
+            aten.addmv_.default: self.basis_vectors.addmv_,
         }
         if not sparing:
-            functions = FunctionsOfProducts(device, self._known, self._bounds, self._pending)
-            self._ours |= {
-                aten.add.Tensor: functions.add,
-                aten.mul.Tensor: functions.mul,
-            }
+            functions = FunctionsOfProducts(self._lazy)
+            self._replaced |= {aten.add.Tensor: functions.add, aten.mul.Tensor: functions.mul}
             for function, kind in FUNCTIONS.items():
-                self._ours[function] = partial(functions.function, function, kind)
-        self._may_wait = self._ours.keys() - LOOKING
+                self._replaced[function] = partial(functions.function, function, kind)
+        self._takes_lazy = self._replaced.keys() - READING
 
     def __exit__(self, kind: Any, problem: Any, trace: Any) -> None:
         try:
             if problem is None:
-                self.settle(used_too=True)
+                self.materialise(used_too=True)
         finally:
             super().__exit__(kind, problem, trace)  # type: ignore[no-untyped-call]
 
@@ -108,57 +88,58 @@ class TensorCoreProducts(DispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Called in place of all operations on tensors."""
-        given, schema = kwargs or {}, schema_of(func)
+        given = kwargs or {}
         if set(types) - PLAIN:  # tensors of other classes, of whose memory nothing is known
-            self.settle(used_too=True)
-            if schema.is_mutable:
-                self._known.clear()
+            self.materialise(used_too=True)
+            if schema_of(func).is_mutable:
+                self._lazy.cache.clear()
             return func(*args, **given)
+        schema = schema_of(func)
         changed = list(_written(schema, args, given)) if schema.is_mutable else []
-        if self._pending:
+        if self._lazy:
             if changed:
-                self._pending.settle_readers_of(changed)
-            if not func.is_view and func not in self._may_wait:
-                self._pending.all_settled(*_tensors_in((args, given)))
-        found = self._ours.get(func, func)(*args, **given)
+                self._lazy.materialise_readers_of(changed)
+            if not func.is_view and func not in self._takes_lazy:
+                self._lazy.materialise(*_tensors_in((args, given)))
+        found = self._replaced.get(func, func)(*args, **given)
         for tensor in changed:
-            self._known.forget(tensor)
+            self._lazy.cache.forget(tensor)
         return found
 
     def prepare(
         self, matrices: Sequence[Tensor], targets: Sequence[Tensor] = ()
     ) -> list[Callable[[], Any]]:
-        """Jobs for what would be waited for later, where the kernels are for these.
+        """Jobs for what would be waited for later, where the kernels are for these tensors.
 
         Args:
-            matrices: to multiply with; their halves.
-            targets: of a cross entropy; their bounds, which its derivative is scaled by.
+            matrices: to multiply with; they are split.
+            targets: of a cross entropy; their bounds are found, which its derivative is scaled by.
         """
         if transforms_are_active():
             return []
         with forward_precision():
-            three = SETTINGS.fp32_precision == "none"
-        of_matrix = partial(self._pending.halves_of, three=three)
-        jobs: list[tuple[Callable[[Tensor], Any], Tensor]] = [(of_matrix, x) for x in matrices]
+            exact = SETTINGS.fp32_precision == "none"
+        split = partial(self._lazy.split_of, exact=exact)
+        jobs: list[tuple[Callable[[Tensor], Any], Tensor]] = [(split, x) for x in matrices]
         jobs += [(self._find_bound, target) for target in targets]
         return [
             partial(job, rows_of(x))
             for job, x in jobs
-            if is_rows(x, self._device) and halves.fits(rows_of(x))
+            if is_rows(x, self._device) and split_fp16.fits(rows_of(x))
         ]
 
-    def settle(self, *, used_too: bool = False) -> None:
-        """Make all that waits, on this stream; see `Pending`."""
-        self._pending.settle(used_too=used_too)
+    def materialise(self, *, used_too: bool = False) -> None:
+        """Compute all lazy products on this stream; see `LazyProducts.materialise_all`."""
+        self._lazy.materialise_all(used_too=used_too)
 
     def note_made(self, result: Any) -> None:
-        """Of a job on a stream that is not waited for: whoever looks at its tensors waits then."""
+        """Of a job on a stream that is not waited for: whoever reads its tensors waits then."""
         for tensor in _tensors_in(result):
-            self._pending.note_made(tensor)
+            self._lazy.note_made(tensor)
 
     def _find_bound(self, rows: Tensor) -> None:
-        """Have it known, and no more: whoever has use for it waits for it then."""
-        self._pending.bound_of(rows)
+        # Without a result, whose memory is that of all bounds: the cache knows when it was found.
+        self._lazy.bound_of(rows)
 
 
 def _tensors_in(given: Any) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""A trial of all kernels: that they can be compiled here, and that a product is right."""
+"""A trial of the kernels on a GPU: what a training needs is compiled, and a product compared."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -10,31 +10,30 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from krylov_descent.cuda.triton import basis_vectors, entropies, kernels, vectors
-from krylov_descent.cuda.triton import split_fp16 as halves
-from krylov_descent.cuda.triton.entropies import Delta
-from krylov_descent.cuda.triton.matrix_cache import Bounds
-from krylov_descent.cuda.triton.split_fp16 import Function, Halves, Product
+from krylov_descent.cuda.triton import kernels, split_fp16, vectors
+from krylov_descent.cuda.triton.cross_entropy import CrossEntropy
+from krylov_descent.cuda.triton.lazy_products import LazyProducts
+from krylov_descent.cuda.triton.split_fp16 import BLOCK, NARROW, Function, Product, SplitMatrix
 
 # Of a product of 100 numbers, with the digits of float32 and of tf32.
 TOLERANCES = {True: 1e-6, False: 1e-3}
 # Products with these rows, columns and terms have one kind of tile each; the first is in shares.
 SHAPES = {True: ((64, 1024), (4096, 64)), False: ((64, 1024), (1280, 64), (4096, 64))}
-LAYOUTS = ((True, True), (True, False), (False, False))
-# What is made of products when it goes forward and along a direction, and back.
+# Whether rows are along the sum, and the functions of such products: forward and along a direction,
+# back, and none of weight gradients.
 FUNCTIONS = {
     (True, True): (kernels.SIGMOID, kernels.TANH, kernels.ADDED_MULTIPLE),
     (True, False): (kernels.MULTIPLE,),
+    (False, False): (),
 }
-KINDS = range(kernels.RELU_BACKWARD + 1)
 THREADS = 16
 
 
 def try_out(device: torch.device) -> None:
-    """Compile or load what a training will want, and raise an error where it does not work.
+    """Compile or load the kernels, and raise an error where they do not work.
 
     Side by side, because the first time on a machine each kernel takes a part of a second; later
-    they come out of Triton's cache.
+    they come out of Triton's cache. Others are compiled when they are first used.
     """
 
     def on_device(job: Callable[[], object]) -> None:
@@ -51,92 +50,68 @@ def try_out(device: torch.device) -> None:
 
 
 def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
-    for three, shapes in SHAPES.items():
-        for shape, along in itertools.product(shapes, LAYOUTS):
-            a, b = (_nothing(shape if k else shape[::-1], device) for k in along)
-            product = Product(a, b, *along, three)
-            yield partial(halves.product, product)
-            for kind in FUNCTIONS.get(along, ()):
-                yield partial(_make, product, kind)
-                if kind >= kernels.MULTIPLE:
-                    # With a column less, where several numbers cannot be read at once.
-                    yield partial(_make, replace(product, b=_less_a_column(b, along[1])), kind)
-    yield partial(Bounds, device)
+    zeros = partial(torch.zeros, dtype=torch.float32, device=device)
     bound = torch.zeros(1, dtype=torch.int32, device=device)
-    for columns in (4 * halves.NARROW, 4 * halves.NARROW - 1, halves.NARROW):
-        x = torch.ones(64, columns, dtype=torch.float32, device=device)
-        yield partial(halves.find_bound, x, bound)
-        for kind in KINDS:
-            yield partial(halves.split, x, bound, kind, x, torch.empty_like(x))
-        # A piece of a vector, which begins anywhere.
-        piece = x.new_ones(1 + x.numel())[1:].view_as(x)
-        yield partial(halves.find_bound, piece, bound)
-        yield partial(halves.split, piece, bound)
-    rows = torch.zeros(2, halves.BLOCK, dtype=torch.float32, device=device)
-    yield from _basis(rows)
-    for squares, samples in itertools.product((True, False), (2, 100 * halves.BLOCK)):
-        x = rows.new_zeros(samples, 2)
-        yield partial(vectors.sum_columns, x, squares=squares)
-    yield partial(halves.square, _nothing((64, 64), device), bound)
-    for x in (rows, rows.view(-1)[:-2].view(2, -1)):
-        yield from _entropies(x, bound)
+    room = partial(SplitMatrix.empty, zeros(1), exact=True, bound=bound)
+    for exact, shapes in SHAPES.items():
+        for shape, (along, kinds) in itertools.product(shapes, FUNCTIONS.items()):
+            a, b = (room(*(shape if rows else shape[::-1])) for rows in along)
+            product = Product(a, b, *along, exact)
+            yield partial(split_fp16.product, product)
+            for kind in kinds:
+                yield partial(_function, product, kind, bound)
+            if kinds[-1:] and kinds[-1] >= kernels.MULTIPLE:
+                # With a column less, where several numbers cannot be read at once.
+                fewer = replace(b, rows=b.rows - along[1], columns=b.columns - (not along[1]))
+                yield partial(_function, replace(product, b=fewer), kinds[-1], bound)
+    for columns in (4 * NARROW, 4 * NARROW - 1, NARROW):
+        x = zeros(64, columns)
+        piece = zeros(1 + x.numel())[1:].view_as(x)  # of a vector, which begins anywhere
+        for matrix in (x, piece):
+            yield partial(_split, matrix, bound)
+        for kind in range(1, kernels.RELU_BACKWARD + 1):
+            yield partial(split_fp16.split, x, bound, kind, x, torch.empty_like(x))
+    yield partial(split_fp16.square, room(64, 64), bound)
+    for squares, samples in itertools.product((True, False), (2, 100 * BLOCK)):
+        yield partial(vectors.sum_columns, zeros(samples, 2), squares=squares)
+    rows = zeros(2, BLOCK)
+    for x, differentiated in itertools.product((rows, zeros(2, BLOCK - 1)), (False, True)):
+        yield partial(_entropy, x, differentiated)
+    few, vector = rows[0, :2], torch.empty_like(rows[0])
+    yield partial(vectors.combine, rows, few)
+    yield partial(vectors.project, rows, rows[0])
+    yield partial(vectors.project, zeros(3, BLOCK), rows[0])
+    yield partial(vectors.gram, rows)
+    yield partial(vectors.subtract_rows, vector, None, rows, few, rows[0])
+    number, place = rows[0, 0], vector[:1]
+    yield partial(vectors.scale_of_length, number, 1.0, number, place)
+    yield partial(vectors.scale_of_remainder, rows[0], few, few[1:], 1.0, vector[:2], place)
 
 
-def _basis(rows: Tensor) -> Iterator[Callable[[], object]]:
-    """What is done with rows of a basis, which stay as they are."""
-    few, number, vector = rows[0, : len(rows)], rows[0, 0], torch.empty_like(rows[0])
-    yield partial(basis_vectors.combine, rows, few)
-    yield partial(basis_vectors.subtract_rows, vector, None, rows, few, rows[0])
-    yield partial(basis_vectors.project, rows, rows[0])
-    yield partial(basis_vectors.project, rows.new_zeros(3, rows.shape[1]), rows[0])
-    yield partial(basis_vectors.gram, rows)
-    yield partial(basis_vectors.scale_of_length, number, 1.0, number, vector[:1])
-    scale_of_remainder = partial(basis_vectors.scale_of_remainder, rows[0], few, few[1:], 1.0)
-    yield partial(scale_of_remainder, vector[: len(few)], vector[:1])
+def _split(x: Tensor, bound: Tensor) -> SplitMatrix:
+    split_fp16.find_bound(x, bound)
+    return split_fp16.split(x, bound)
 
 
-def _entropies(x: Tensor, bound: Tensor) -> Iterator[Callable[[], object]]:
-    """Losses, their derivative, and both."""
-    room = halves.empty_halves(x, *x.shape, three=True, bound=torch.empty_like(bound))
-    losses, delta = torch.empty_like(x[:, 0]), Delta(torch.empty_like(x), room, x[0], bound, bound)
-    for wanted in ({"losses": losses}, {"delta": delta}, {"losses": losses, "delta": delta}):
-        yield partial(entropies.cross_entropy, x, x, **wanted)
-
-
-def _less_a_column(b: Halves, along: bool) -> Halves:
-    """Of the product, that is; which is a row of b where its rows are along the sum."""
-    return replace(b, rows=b.rows - 1) if along else replace(b, columns=b.columns - 1)
-
-
-def _make(product: Product, kind: int) -> None:
-    """A function of a product of zeros."""
+def _function(product: Product, kind: int, bound: Tensor) -> None:
     zeros = product.b.unscale.new_zeros(product.sizes[:2])
-    bound = zeros.view(-1)[:1].view(torch.int32)
     if kind == kernels.ADDED_MULTIPLE:
         product = replace(product, added=zeros, bound_added=bound)
     function = Function(min(kind, kernels.MULTIPLE), zeros, bound)
-    halves.function_of_product(product, function, torch.empty_like(zeros))
+    split_fp16.function_of_product(product, function, torch.empty_like(zeros))
 
 
-def _nothing(shape: tuple[int, ...], device: torch.device) -> Halves:
-    zeros = torch.zeros(shape, dtype=torch.half, device=device)
-    return Halves(
-        shape[0], shape[1], zeros, zeros, torch.ones(1, dtype=torch.float32, device=device), None
-    )
+def _entropy(x: Tensor, differentiated: bool) -> None:
+    CrossEntropy(LazyProducts(x.device)).compute(x, x, 1.0, differentiated=differentiated)
 
 
 def _check(device: torch.device) -> None:
-    a, b = (
-        torch.linspace(-2, 3, 200 * 100, dtype=torch.float32, device=device).sin().view(2, 100, 100)
-    )
-
-    def split(x: Tensor) -> Halves:
-        bound = torch.zeros(1, dtype=torch.int32, device=device)
-        halves.find_bound(x, bound)
-        return halves.split(x, bound)
-
-    exact = a.double() @ b.double().t()
-    for three, tolerance in TOLERANCES.items():
-        found = halves.product(Product(split(a), split(b), True, True, three))
-        if not (found - exact).norm() <= tolerance * exact.norm():
+    numbers = torch.linspace(-2, 3, 200 * 100, dtype=torch.float32, device=device)
+    a, b = numbers.sin().view(2, 100, 100)
+    bounds = torch.zeros(2, 1, dtype=torch.int32, device=device)
+    exact_product = a.double() @ b.double().t()
+    for exact, tolerance in TOLERANCES.items():
+        split_a, split_b = _split(a, bounds[0]), _split(b, bounds[1])
+        found = split_fp16.product(Product(split_a, split_b, True, True, exact))
+        if not (found - exact_product).norm() <= tolerance * exact_product.norm():
             raise RuntimeError("a product is wrong")

@@ -43,3 +43,204 @@ def add_up_parts(parts, out, programs, count, side, P: tl.constexpr, R: tl.const
     inside = (p < programs) & (r < count)[None, :]
     numbers = tl.load(parts + p * count + place[None, :], inside, 0.0)
     tl.store(out + r, tl.sum(numbers, 0), r < count)
+
+
+@triton.jit
+def _combination(rows, coefficients, at, inside, count, stride, BLOCK: tl.constexpr):
+    # From the last row to the first: what `project` read last may be in the cache still.
+    row = rows + (count - 1).to(tl.int64) * stride + at
+    total = tl.zeros((BLOCK,), tl.float32)
+    for k in range(count):
+        total += tl.load(coefficients + (count - 1 - k)) * tl.load(row, inside, 0.0)
+        row -= stride
+    return total
+
+
+@triton.jit(
+    do_not_specialize=["size", "count", "stride", "sign", "weighted"],
+    do_not_specialize_on_alignment=["rows", "coefficients", "start", "weights", "out"],
+)
+def combine(
+    rows,
+    coefficients,
+    start,
+    weights,
+    out,
+    size,
+    count,
+    stride,
+    sign,
+    weighted,
+    BLOCK: tl.constexpr,
+):
+    """out [size] = start + sign · weights ∘ Σ_k coefficients[k] rows[k, :].
+
+    Without the weights, if it is not weighted, and the start, if the sign is 0.
+    """
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    total = _combination(rows, coefficients, at, inside, count, stride, BLOCK)
+    if weighted != 0:
+        total *= tl.load(weights + at, inside, 0.0)
+    if sign != 0:
+        total = tl.load(start + at, inside, 0.0) + sign * total
+    tl.store(out + at, total, inside)
+
+
+@triton.jit(
+    do_not_specialize=["size", "count", "stride", "divided"],
+    do_not_specialize_on_alignment=["rows", "coefficients", "start", "divisor", "w", "parts"],
+)
+def remainder(
+    rows,
+    coefficients,
+    start,
+    divisor,
+    w,
+    parts,
+    size,
+    count,
+    stride,
+    divided,
+    BLOCK: tl.constexpr,
+):
+    """start [size] = start / divisor - Σ_k coefficients[k] rows[k, :], and parts of its w product.
+
+    Without the divisor, if it is not divided. The start may be w, which is read before.
+    """
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    left = tl.load(start + at, inside, 0.0)
+    other = tl.load(w + at, inside, 0.0)
+    if divided != 0:
+        left = tl.div_rn(left, tl.load(divisor + at, inside, 1.0))
+    left -= _combination(rows, coefficients, at, inside, count, stride, BLOCK)
+    tl.store(start + at, left, inside)
+    tl.store(parts + tl.program_id(0), tl.sum(left * other, 0))
+
+
+@triton.jit(
+    do_not_specialize=["size", "count", "stride", "span"],
+    do_not_specialize_on_alignment=["rows", "vector", "parts"],
+)
+def project(rows, vector, parts, size, count, stride, span, R: tl.constexpr, C: tl.constexpr):
+    """parts [programs, count] = Σ_c rows[count, c] vector[c], over a span of columns each."""
+    begin = tl.program_id(0) * span
+    end = tl.minimum(begin + span, size)
+    r, c = tl.arange(0, R), tl.arange(0, C)
+    for first in range(0, count, R):
+        row = rows + (first + r).to(tl.int64)[:, None] * stride
+        total = tl.zeros((R, C), tl.float32)
+        for start in range(begin, end, C):
+            at, inside = start + c, start + c < end
+            there = (first + r < count)[:, None] & inside[None, :]
+            numbers = tl.load(row + at[None, :], there, 0.0)
+            total += numbers * tl.load(vector + at, inside, 0.0)[None, :]
+        place = tl.program_id(0) * count + first + r
+        tl.store(parts + place, tl.sum(total, 1), first + r < count)
+
+
+@triton.jit
+def _products(a, b):
+    # [R, R, P, C] of twice [P, R, C]: with warps along P, numbers stay with their threads.
+    return tl.permute(a, (1, 0, 2))[:, None, :, :] * tl.permute(b, (1, 0, 2))[None, :, :, :]
+
+
+@triton.jit(
+    do_not_specialize=["size", "count", "stride", "span"],
+    do_not_specialize_on_alignment=["rows", "parts"],
+)
+def gram(
+    rows,
+    parts,
+    size,
+    count,
+    stride,
+    span,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    C: tl.constexpr,
+    TIMES: tl.constexpr,
+):
+    """parts [programs, count, count] = Σ_c rows[:, c] rows[:, c]ᵀ, over a span of columns each.
+
+    The lower triangle alone, by pairs of blocks of R rows, P of them for a program and each for one
+    of its warps: what they have in common is read from memory once. Not on tensor cores, which
+    would lose digits.
+    """
+    begin = tl.program_id(0) * span
+    end = tl.minimum(begin + span, size)
+    whole = begin + (end - begin) // (TIMES * C) * (TIMES * C)
+    # Below the diagonal, row after row: (0, 0), (1, 0), (1, 1), (2, 0), …
+    pair = tl.program_id(1) * P + tl.arange(0, P)
+    high = tl.zeros_like(pair)
+    for block in range(1, tl.cdiv(count, R)):
+        high += (pair >= block * (block + 1) // 2).to(tl.int32)
+    low = pair - high * (high + 1) // 2
+    r, c = tl.arange(0, R)[None, :], tl.arange(0, C)[None, None, :]
+    i, j = high[:, None] * R + r, low[:, None] * R + r
+    # What is read of rows that are not there is not written.
+    left = tl.minimum(i, count - 1)[:, :, None] * stride + c
+    right = tl.minimum(j, count - 1)[:, :, None] * stride + c
+    total = tl.zeros((R, R, P, C), tl.float32)
+    for start in range(begin, whole, TIMES * C):
+        for further in tl.static_range(0, TIMES * C, C):
+            at = rows + start + further
+            total += _products(tl.load(at + left), tl.load(at + right))
+    for start in range(whole, end, C):
+        at, inside = rows + start, start + c < end
+        a, b = tl.load(at + left, inside, 0.0), tl.load(at + right, inside, 0.0)
+        total += _products(a, b)
+    i, j = tl.trans(i)[:, None, :], tl.trans(j)[None, :, :]
+    place = tl.program_id(0) * count * count + i * count + j
+    tl.store(parts + place, tl.sum(total, 3), (i < count) & (j <= i))
+
+
+@triton.jit
+def _write_scale(squared, before, place, scale, least):
+    # Written so that NaN is no zero.
+    vanished = squared <= least * before
+    tl.store(place, tl.where(vanished, 0.0, squared))
+    tl.store(scale, tl.where(vanished, 0.0, 1 / tl.sqrt_rn(squared)))
+
+
+@triton.jit(
+    do_not_specialize=["least"],
+    do_not_specialize_on_alignment=["squared", "before", "place", "scale"],
+)
+def scale_of_length(squared, before, place, scale, least):
+    """scale = 1 / √squared and place = squared; zero where that is not above least · before."""
+    _write_scale(tl.load(squared), tl.load(before), place, scale, least)
+
+
+@triton.jit(
+    do_not_specialize=["programs", "count", "near", "least"],
+    do_not_specialize_on_alignment=["parts", "taken", "along", "projected", "place", "scale"],
+)
+def scale_of_remainder(
+    parts,
+    taken,
+    along,
+    projected,
+    place,
+    scale,
+    programs,
+    count,
+    near,
+    least,
+    BLOCK: tl.constexpr,
+    R: tl.constexpr,
+):
+    """projected [count] = taken, and along [near] added to the last; scale and place as above.
+
+    Of squared = Σ parts [programs], which is compared with itself and the squares of projected.
+    """
+    at, r = tl.arange(0, BLOCK), tl.arange(0, R)
+    squared = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, programs, BLOCK):
+        squared += tl.load(parts + start + at, start + at < programs, 0.0)
+    whole, before = tl.sum(squared, 0), count - near
+    last = (r >= before) & (r < count)
+    numbers = tl.load(taken + r, r < count, 0.0) + tl.load(along + r - before, last, 0.0)
+    tl.store(projected + r, numbers, r < count)
+    _write_scale(whole, whole + tl.sum(numbers * numbers, 0), place, scale, least)

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.curvature.double_backward import floating
 from krylov_descent.curvature.preconditioners.kronecker_block import Block
 from krylov_descent.curvature.preconditioners.layer_moments import (
     LinearPlace,
@@ -30,7 +29,13 @@ from krylov_descent.curvature.preconditioners.layer_moments import (
     trusted_places,
 )
 from krylov_descent.curvature.preconditioners.output_root import Form, form_of
-from krylov_descent.objective.batches import Batch, InMemory, Samples, as_samples
+from krylov_descent.objective.batches import (
+    Batch,
+    InMemory,
+    Samples,
+    as_samples,
+    floating_tensors_in,
+)
 from krylov_descent.objective.contract_probe import Findings
 from krylov_descent.objective.evaluation import Evaluation
 from krylov_descent.objective.objective import Objective
@@ -180,7 +185,7 @@ class KroneckerFactors:
         if self._form is None or self._form[0] is not objective.findings:
             outputs = objective.network.outputs(batch, eager=True)
             hessian = objective.network.output_hessian(outputs, batch)
-            found = form_of(hessian, floating(outputs))
+            found = form_of(hessian, floating_tensors_in(outputs))
             if found is None:  # no curvature, or NaN, which the step will tell: any form will do
                 return "diagonal"
             self._form = objective.findings, found

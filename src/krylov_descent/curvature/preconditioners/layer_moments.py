@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.curvature.double_backward import floating
 from krylov_descent.curvature.preconditioners.output_root import Form, root_times_signs
-from krylov_descent.objective.batches import Batch
+from krylov_descent.objective.batches import Batch, floating_tensors_in
 from krylov_descent.objective.layers.layer_trust import usable_layers
 from krylov_descent.objective.layers.linear_layers import LinearLayer, recorded_linear_layers
 from krylov_descent.objective.network import Network
@@ -87,7 +86,7 @@ def sums_of(network: Network, batch: Batch, places: list[LinearPlace], form: For
     """The sums of these layers over a batch."""
     with recorded_linear_layers(network.eager) as layers:
         outputs = network.outputs(batch, eager=True)
-    found = floating(outputs)
+    found = floating_tensors_in(outputs)
     names = {id(module): name for name, module in network.eager.named_modules()}
     here = {place.name: place for place in places}
     usable = {names[id(layer.module)]: layer for layer in usable_layers(network, found, layers)}

@@ -23,7 +23,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
 from krylov_descent.runtime.ops import operations
-from krylov_descent.runtime.private import writes_of
+from krylov_descent.runtime.private import modules_in, writes_of
 
 # To leave out inputs that are always zero costs a copy of a weight, and of x once.
 MOST_NONZERO = 0.9
@@ -84,7 +84,7 @@ def recorded_linear_layers(model: nn.Module) -> Iterator[list[LinearLayer]]:
     # Before the model's own hooks, which may return something else than z.
     handles = [
         module.register_forward_hook(record, prepend=True)
-        for module in model.modules()
+        for module in modules_in(model)
         if type(module) is nn.Linear and module.weight.numel()
     ]
     try:

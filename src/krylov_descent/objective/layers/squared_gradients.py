@@ -25,13 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.objective.batches import Batch, replace_tensors, tensors_in
-from krylov_descent.objective.contract_probe import epsilon_of
 from krylov_descent.objective.layers.layer_trust import trust_tolerance, used_nowhere_else
 from krylov_descent.objective.layers.linear_layers import LinearLayer, recorded_linear_layers
 from krylov_descent.objective.loss_scale import length
 from krylov_descent.objective.network import Network, require_graph
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
-from krylov_descent.runtime.ops import NotReadyError, operations
+from krylov_descent.runtime.ops import operations
+from krylov_descent.runtime.precision import epsilon_of
 from krylov_descent.runtime.threads import Shared
 
 # What holds for these holds for all.
@@ -197,10 +197,9 @@ class SquaredGradients:
         if self._vmap_works:
             try:
                 return self._vmapped(batch, rest, memory, sums)
-            except NotReadyError:
-                raise
             except RuntimeError as problem:
-                if is_out_of_memory(problem):
+                # Where an engine cannot read numbers, the fault may be its own.
+                if is_out_of_memory(problem) or not operations().may_read:
                     raise
                 self._vmap_works = False
                 warnings.warn(

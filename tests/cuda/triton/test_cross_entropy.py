@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from krylov_descent.cuda.graphs.aliased_network import Aliased
-from krylov_descent.cuda.triton.cross_entropy import sample_cross_entropy
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.layers.layer_gradients import losses_and_gradients
 from krylov_descent.objective.layers.squared_gradients import SquaredGradients
@@ -42,7 +41,7 @@ NAN, INFINITY = float("nan"), float("inf")
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels of ours that are launched, by name."""
-    return launches(monkeypatch, "entropies", "split_fp16", "matrix_cache", "vectors")
+    return launches(monkeypatch, "cross_entropy", "split_fp16", "matrix_cache", "vectors")
 
 
 @pytest.fixture
@@ -62,18 +61,17 @@ def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def dirty_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Halves have NaN where nothing is written."""
-    halves = pytest.importorskip("krylov_descent.cuda.triton.split_fp16")
-    room = halves.empty_halves
+    """Splits have NaN where nothing is written."""
+    split = pytest.importorskip("krylov_descent.cuda.triton.split_fp16").SplitMatrix
+    room = split.empty
 
     def dirty(*args: Any, **kwargs: Any) -> Any:
         found = room(*args, **kwargs)
-        for half in (found.high, found.low):
-            if half is not None:
-                half.fill_(NAN)
+        for part in found.parts:
+            part.fill_(NAN)
         return found
 
-    monkeypatch.setattr(halves, "empty_halves", dirty)
+    monkeypatch.setattr(split, "empty", dirty)
 
 
 PRECISIONS: dict[str, Callable[[], AbstractContextManager[None]]] = {
@@ -93,10 +91,8 @@ def torchs(z: Tensor, target: Tensor) -> Tensor:
     return elements.sum(1)
 
 
-def made(z: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
-    found = sample_cross_entropy(z, target, **kwargs)
-    assert found is not None
-    return found
+def made(z: Tensor, target: Tensor, *, averaged: bool = False) -> Tensor:
+    return operations().cross_entropy(z, target, averaged=averaged)
 
 
 def gradient(losses: Tensor, z: Tensor, factors: Tensor | None = None, **kwargs: Any) -> Tensor:
@@ -109,35 +105,33 @@ def gradient(losses: Tensor, z: Tensor, factors: Tensor | None = None, **kwargs:
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("dirty_memory")
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("weighted", "averaged"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize("averaged", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_losses_and_their_derivative_with_its_halves(
+def test_losses_and_their_derivative_with_its_split(
     products: Any,
     shape: tuple[int, int],
-    weighted: bool,
     averaged: bool,
     precision: str,
 ) -> None:
     (rows, columns), (z, target) = shape, logits_and_targets(*shape)
-    factors = 100 * drawn(rows, seed=2) if weighted else torch.ones(rows)
     with PRECISIONS[precision]():
         with forward_precision():
             losses = made(z, target, averaged=averaged)
-        delta = gradient(losses, z, factors if weighted else None)
-    halves, bound = (products._known.recall(delta, what) for what in ("halves", "bound"))
+        delta = gradient(losses, z)
+    split, bound = products._lazy.cache.split_of(delta), products._lazy.cache.bound_of(delta)
 
     share = 1 / columns if averaged else 1.0
-    exact = share * factors.double().unsqueeze(1) * (z.double().sigmoid() - target.double())
+    exact = share * (z.double().sigmoid() - target.double())
     assert error(losses, share * torchs(z.double(), target.double())) < EXACT
     assert error(delta, exact) < EXACT
     assert float(bound.view(torch.float32)) >= float(exact.detach().abs().max())
-    assert (halves.low is not None) == (precision == "float32")
-    sum_of_halves = halves.high.double() + (0 if halves.low is None else halves.low.double())
+    assert (split.low is not None) == (precision == "float32")
+    total = split.high.double() + (0 if split.low is None else split.low.double())
     digits = EXACT if precision == "float32" else ROUGH
-    assert error(sum_of_halves[:rows, :columns] * halves.unscale.double(), exact) < digits
-    assert sum_of_halves.shape == (-(-rows // 16) * 16, -(-columns // 16) * 16)
-    sum_of_halves[:rows, :columns] = 0
-    assert not sum_of_halves.any()
+    assert error(total[:rows, :columns] * split.unscale.double(), exact) < digits
+    assert total.shape == (-(-rows // 16) * 16, -(-columns // 16) * 16)
+    total[:rows, :columns] = 0
+    assert not total.any()
 
 
 @pytest.mark.gpu
@@ -283,11 +277,13 @@ def test_squares_are_made_of_the_same_derivative(launched: list[str]) -> None:
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("needs_tensor_cores")
 def test_bounds_begin_with_zero_and_one() -> None:
-    knowledge = pytest.importorskip("krylov_descent.cuda.triton.matrix_cache")
-    used = torch.full((knowledge.BOUNDS,), -1, dtype=torch.int32, device=DEVICE)
+    cache = pytest.importorskip("krylov_descent.cuda.triton.matrix_cache")
+    used = torch.full((cache.BOUNDS,), -1, dtype=torch.int32, device=DEVICE)
     del used  # its memory is the next one's
-    bounds = knowledge.Bounds(DEVICE)
+    bounds = cache.Bounds(DEVICE)
     assert float(bounds.one.view(torch.float32)) == 1
-    others = [bounds.new() for _ in range(knowledge.BOUNDS - 1)]
+    others = [bounds.new() for _ in range(cache.BOUNDS - 1)]
     assert not torch.cat(others).any()
-    assert bounds.new() is None
+    further = bounds.new()
+    assert not further.any()
+    assert further.data_ptr() not in {other.data_ptr() for other in others}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from krylov_descent.algorithms.krylov import found_on_host
+from krylov_descent.algorithms.basis_storage import Alone, StoredBasis
+from krylov_descent.algorithms.krylov import Product, fill_with_krylov_space, found_on_host
 from krylov_descent.algorithms.metric import Diagonal, Metric
-from krylov_descent.algorithms.subspace import fill_slots
 from krylov_descent.curvature.preconditioners.preconditioner import Identity
 from tests.cuda.triton.kernels import (
     DEVICE,
@@ -26,6 +26,17 @@ from tests.subspaces import Dear
 
 __all__ = ["needs_tensor_cores", "products"]  # fixtures
 
+
+def fill_slots(
+    slots: Tensor, product: Product, metric: Metric, gradient: Tensor, steps: list[Tensor]
+) -> Tensor:
+    """Algorithm 2 into rows."""
+    placement = Alone(gradient.numel())
+    return fill_with_krylov_space(
+        StoredBasis.at(slots), product, metric, gradient, steps, placement
+    )
+
+
 SIZE = 65_603
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -33,7 +44,7 @@ NAN, INFINITY = float("nan"), float("inf")
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels for vectors that are launched, by name."""
-    return launches(monkeypatch, "basis_vectors", "vectors")
+    return launches(monkeypatch, "vectors")
 
 
 def with_gaps(count: int, seed: int = 0) -> Tensor:
@@ -107,10 +118,10 @@ def test_a_combination_with_weights(products: Any, count: int) -> None:
         drawn(SIZE, seed=3),
     )
     exact = w.double() - weights.double() * (rows.double().t() @ c.double())
-    assert products.long_vectors.subtract_combination(w, rows, c, weights)
+    assert products.basis_vectors.subtract_combination(w, rows, c, weights)
     assert error(w, exact) < EXACT
     before = w.clone()
-    assert not products.long_vectors.subtract_combination(w, rows, c, weights[1:])
+    assert not products.basis_vectors.subtract_combination(w, rows, c, weights[1:])
     assert torch.equal(w, before)
 
 
@@ -123,13 +134,15 @@ def test_a_remainder_and_its_scale(products: Any, divided: bool, near: int) -> N
     w, divisor = drawn(SIZE, seed=3), drawn(SIZE, seed=4).abs() + 0.1
     start = w.clone()
     exact = (w.double() / divisor if divided else w.double()) - rows.double().t() @ taken.double()
-    parts = products.long_vectors.subtract_rows(start, divisor if divided else None, rows, taken, w)
+    parts = products.basis_vectors.subtract_rows(
+        start, divisor if divided else None, rows, taken, w
+    )
     assert error(start, exact) < EXACT
     squared = float(exact @ w.double())
     assert abs(float(parts.double().sum()) - squared) < 10 * EXACT * squared
 
     projected, place = torch.full((9,), NAN), torch.full((1,), NAN)
-    scale = products.long_vectors.scale_of_remainder(
+    scale = products.basis_vectors.scale_of_remainder(
         parts, taken, along, 1e-9, projected[1:8], place
     )
     everything = taken.double()
@@ -141,11 +154,11 @@ def test_a_remainder_and_its_scale(products: Any, divided: bool, near: int) -> N
 
     # The same beside something so large that it counts as nothing.
     least = 1.001 * squared / (squared + float(everything @ everything))
-    vanished = products.long_vectors.scale_of_remainder(
+    vanished = products.basis_vectors.scale_of_remainder(
         parts, taken, along, least, projected[1:8], place
     )
     assert float(vanished) == float(place) == 0
-    still_there = products.long_vectors.scale_of_remainder(
+    still_there = products.basis_vectors.scale_of_remainder(
         parts, taken, along, least / 1.002, projected[1:8], place
     )
     assert float(still_there) > 0
@@ -156,7 +169,7 @@ def test_a_remainder_and_its_scale(products: Any, divided: bool, near: int) -> N
 def test_a_remainder_in_place_of_what_it_is_multiplied_with(products: Any) -> None:
     rows, taken, w = with_gaps(3), drawn(3, seed=1), drawn(SIZE, seed=3)
     divisor, before = drawn(SIZE, seed=4).abs() + 0.1, w.double()
-    parts = products.long_vectors.subtract_rows(w, divisor, rows, taken, w)
+    parts = products.basis_vectors.subtract_rows(w, divisor, rows, taken, w)
     exact = before / divisor - rows.double().t() @ taken.double()
     assert error(w, exact) < EXACT
     assert abs(float(parts.double().sum() - exact @ before)) < 10 * EXACT * float(exact @ before)
@@ -167,9 +180,9 @@ def test_a_remainder_in_place_of_what_it_is_multiplied_with(products: Any) -> No
 def test_what_is_no_number_does_not_vanish(products: Any) -> None:
     rows, taken, w = with_gaps(3), drawn(3, seed=1), drawn(SIZE, seed=3)
     w[SIZE // 2] = NAN
-    parts = products.long_vectors.subtract_rows(w.clone(), None, rows, taken, w)
+    parts = products.basis_vectors.subtract_rows(w.clone(), None, rows, taken, w)
     projected, place = torch.zeros(3), torch.zeros(1)
-    scale = products.long_vectors.scale_of_remainder(
+    scale = products.basis_vectors.scale_of_remainder(
         parts, taken, taken[:2], 1e-9, projected, place
     )
     assert place.isnan()
