@@ -191,11 +191,7 @@ class Samples(ABC):
         return False
 
     def select(self, indices: Tensor) -> "InMemory":
-        """The samples at these indices [m], in memory.
-
-        Raises:
-            TypeError: the samples are not indexed.
-        """
+        """The samples at these indices [m], in memory. Raises TypeError if not `indexed`."""
         raise TypeError(f"{type(self).__name__} cannot be indexed")
 
 

@@ -190,7 +190,7 @@ class SampleLoss:
         return self._averages_classes and not targets.is_floating_point()
 
     def _elements_counted(self, targets: Tree, size: int) -> float:
-        # With class probabilities [m, C, …] as targets, torch's mean divides by all positions [m, …].
+        # For class probabilities [m, C, …] as targets torch's mean divides by all positions [m, …].
         if self._averages_classes:
             return float(targets[:, 0].numel()) / size
         return 1.0

@@ -173,15 +173,7 @@ class Network:
         return Network(model, loss, self._forward, [named[name] for name in self.names])
 
     def outputs(self, batch: Batch, *, eager: bool = False) -> Tree:
-        """The model's outputs for a batch, under the caller's autocast.
-
-        Args:
-            batch: the samples.
-            eager: whether to run without torch.compile.
-
-        Raises:
-            TypeError: the forward pass returned None.
-        """
+        """The model's outputs for a batch, under the caller's autocast; `eager`: not compiled."""
         bare = set_aside(self._ddp) if self._ddp else nullcontext()
         cudnn, compiler = _cudnn_for(self.model, self.parameters.device), _compiler(off=eager)
         with bare, self._ambient, forward_precision(), cudnn, compiler:
@@ -232,11 +224,7 @@ class Network:
         return torch.func.functional_call(self._holder, swapped, (function,), tie_weights=False)
 
     def gradients(self, losses: Tensor) -> list[Tensor | None]:
-        """∂ Σ nᵢ / ∂p for each parameter; None if the losses do not depend on it.
-
-        Raises:
-            ValueError: the losses depend on no trainable parameter.
-        """
+        """∂ Σ nᵢ / ∂p for each parameter; None if the losses do not depend on it."""
         require_graph(losses)
         return list(
             torch.autograd.grad(
@@ -312,10 +300,7 @@ class _Holder(nn.Module):
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """(attribute path, parameter name) of all attributes that hold parameters.
-
-    A tied weight has several paths.
-    """
+    """(path, parameter name) of each attribute that holds a parameter; several if it is tied."""
     names = {id(p): name for name, p in model.named_parameters()}
     for prefix, module in model.named_modules():
         for attribute, p in module.named_parameters(prefix, recurse=False, remove_duplicate=False):

@@ -166,11 +166,7 @@ class Objective:
     # Values and gradients -----------------------------------------------------------------
 
     def value(self, data: Any) -> float:
-        """f over the data of all ranks.
-
-        Raises:
-            ValueError: the data are empty, or Σ wᵢ is zero.
-        """
+        """f over the data of all ranks."""
         sums = self.sums()
         with self.ranks.own_work():
             for batch in self.micro_batches(data):
@@ -179,11 +175,7 @@ class Objective:
         return sums.value()
 
     def losses(self, data: Any) -> Tensor:
-        """nᵢ of each of this rank's N samples: [N], float64, on the CPU, without L2.
-
-        Raises:
-            ValueError: the data are empty, and there is only one rank.
-        """
+        """nᵢ of each of this rank's N samples: [N], float64, on the CPU, without L2."""
         found = []
         for batch in self.micro_batches(data):
             with self.value_mode():
@@ -353,11 +345,7 @@ class Objective:
 
     @property
     def findings(self) -> probes.Findings:
-        """What the probe found out about model and loss.
-
-        Raises:
-            RuntimeError: no batch was probed yet.
-        """
+        """What the probe found out. Raises RuntimeError if no batch was probed yet."""
         if self._findings is None:
             raise RuntimeError("the objective has not seen a batch yet")
         return self._findings
@@ -391,7 +379,7 @@ class MeanGradient:
     data: Any
 
     def run(self) -> Evaluation:
-        """Walk over the data."""
+        """Process the data here and now."""
         return self.objective.walk(self.data)
 
 
@@ -410,7 +398,7 @@ class MeanSquares:
     into: MadeOfSquares | None
 
     def run(self) -> Evaluation:
-        """Walk over the data."""
+        """Process the data here and now."""
         return self.made_of(self.objective.walk_with_squares(self.data))
 
     def made_of(self, found: Evaluation) -> Evaluation:

@@ -78,11 +78,7 @@ class FlatParameters:
         copy_each(self.tensors, self.pieces(vector))
 
     def pieces(self, vector: Tensor) -> list[Tensor]:
-        """Views of a vector [n], one shaped like each parameter; no copy.
-
-        Raises:
-            ValueError: the vector has another length.
-        """
+        """Views of a vector [n], one like each parameter; no copy. ValueError if n is wrong."""
         if len(vector) != self.numel:
             raise ValueError(f"a vector of {self.numel} numbers is needed, found {len(vector)}")
         return views_like(vector, self.tensors)

@@ -220,11 +220,7 @@ class Reservoir(Samples):
                     self._kept[-1] = keys, batch.map(torch.clone)
 
     def draw(self) -> tuple[Samples, Samples]:
-        """This rank's parts of B and C, disjoint if both fit. Ranks exchange all kept keys.
-
-        Raises:
-            ValueError: a size is larger than the number of samples seen.
-        """
+        """This rank's parts of B and C, disjoint if both fit. Ranks exchange all kept keys."""
         ranks = self._ranks
         own = torch.cat([torch.empty(0, dtype=torch.float64), *(keys for keys, _ in self._kept)])
         everyone = ranks.gather_numbers(own)

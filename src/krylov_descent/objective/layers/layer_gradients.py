@@ -69,11 +69,7 @@ class Reach:
         return self._parameters.device.type == "cpu" and self._parameters.numel >= LARGE
 
     def gradients(self, losses: Tensor) -> list[Tensor | None]:
-        """∂ Σ losses / ∂p for each parameter; None if the losses do not depend on it.
-
-        Raises:
-            ValueError: the losses depend on no trainable parameter.
-        """
+        """∂ Σ losses / ∂p for each parameter; None if the losses do not depend on it."""
         require_graph(losses)
         room = self.room()
         ones = operations().ones(losses)
