@@ -21,7 +21,7 @@ class Evaluation:
 
     Args:
         value: the objective, L2 included; or a future of the pair (objective, gradient norm).
-        gradient: the gradient of the objective [n]; empty if not requested.
+        gradient: the gradient of the objective [n].
         squares: mean of the squared per-sample gradients of the loss [n], without L2; empty if not
             requested.
         samples: the number of samples.
