@@ -1,1 +1,1 @@
-"""The loss as a mean over samples."""
+"""The objective: the mean loss over samples plus L2, its values and its gradients."""

@@ -1,10 +1,9 @@
-"""What `data` may be, and how it becomes batches.
+"""The kinds of `data` that users may give, and how they become batches.
 
-A batch is a pair (inputs, targets). Either side may be a tensor, None, or nested
-tuples, lists and dicts of them; dimension 0 of every tensor is the batch. `as_samples`
-turns what a user has (tensors, a Dataset, a DataLoader, any iterable of batches)
-into one of a few kinds of `Samples`, all of which can be walked over in micro-batches;
-those of known length also give out samples by index.
+A batch is a pair (inputs, targets). Either side may be a tensor, None, or nested tuples, lists and
+dicts of tensors; dimension 0 of every tensor is the batch. `as_samples` converts tensors, a
+Dataset, a DataLoader or any iterable of batches to a kind of `Samples`. All kinds can be iterated
+over in batches. Kinds of known length can also select samples by index.
 """
 
 from abc import ABC, abstractmethod
@@ -25,12 +24,16 @@ from torch.utils.data import (
     default_collate,
 )
 
-# A tensor, None, or nested tuples, lists and dicts of them.
+# A tensor, None, or nested tuples, lists and dicts of tensors.
 Tree = Any
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """The same nest with `function` applied to every tensor in it."""
+    """Apply `function` to every tensor of a tree; returns a tree of the same structure.
+
+    Raises:
+        TypeError: the tree holds something else than tensors and None.
+    """
     if isinstance(tree, Tensor):
         return function(tree)
     if tree is None:
@@ -48,8 +51,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
 
 
 def tensors_in(tree: Tree) -> list[Tensor]:
-    """Every tensor of a nest, in a fixed order."""
-    if isinstance(tree, Tensor):  # as it is most often, and asked for again and again
+    """All tensors of a tree, in a fixed order."""
+    if isinstance(tree, Tensor):  # a shortcut for the most frequent case
         return [tree]
     found: list[Tensor] = []
 
@@ -62,18 +65,18 @@ def tensors_in(tree: Tree) -> list[Tensor]:
 
 
 def floating_tensors_in(tree: Tree) -> list[Tensor]:
-    """Those of them that can have a derivative."""
+    """All floating-point tensors of a tree, in the order of `tensors_in`."""
     return [tensor for tensor in tensors_in(tree) if tensor.is_floating_point()]
 
 
 def replace_tensors(tree: Tree, tensors: Iterable[Tensor]) -> Tree:
-    """The same nest with its tensors replaced, in the order of `tensors_in`."""
+    """A copy of a tree with its tensors replaced, in the order of `tensors_in`."""
     remaining = iter(tensors)
     return map_tensors(lambda _: next(remaining), tree)
 
 
 def join(trees: list[Tree]) -> Tree:
-    """Nests of the same form, concatenated along dimension 0."""
+    """Concatenate trees of the same structure along dimension 0 of their tensors."""
     first = trees[0]
     if isinstance(first, Tensor):
         return torch.cat(trees)
@@ -87,7 +90,7 @@ def join(trees: list[Tree]) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`size` samples: nests of tensors whose dimension 0 is the sample."""
+    """`size` samples: trees of tensors whose dimension 0 is the sample."""
 
     inputs: Tree
     targets: Tree
@@ -95,7 +98,13 @@ class Batch:
 
     @classmethod
     def of(cls, pair: Any) -> "Batch":
-        """Check a pair (inputs, targets) and count its samples."""
+        """A batch from a pair (inputs, targets).
+
+        Raises:
+            TypeError: `pair` is not a pair, or holds something else than tensors.
+            ValueError: there is no tensor, a tensor is on the meta device or has no dimension, or
+                the tensors differ in dimension 0.
+        """
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(
                 "a batch must be a pair (inputs, targets), found "
@@ -136,17 +145,17 @@ class Batch:
         return Batch(piece.inputs, piece.targets, stop - start)
 
     def spread(self, count: int) -> "Batch":
-        """So many samples from all over, copied: the first ones may be padding, or all alike."""
+        """A copy of `count` samples at equal distances: the first ones may be padding or alike."""
         count = min(self.size, count)
         return self.select(torch.linspace(0, self.size - 1, count, dtype=torch.float64).long())
 
     def select(self, indices: Tensor) -> "Batch":
-        """The samples of these indices, in their order, copied."""
+        """A copy of the samples at these indices [m], in the order of the indices."""
         sent = {indices.device: indices}
 
         def rows_of(tensor: Tensor) -> Tensor:
             device = tensor.device
-            if device not in sent:  # once; and a GPU that is busy is not waited for
+            if device not in sent:  # one transfer per device, without waiting for a busy GPU
                 sent[device] = indices.to(device, non_blocking=tensor.is_cuda)
             return tensor.index_select(0, sent[device])
 
@@ -154,11 +163,11 @@ class Batch:
         return Batch(piece.inputs, piece.targets, len(indices))
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on a device; no copy where it is there already."""
+        """The batch on a device; no copy of tensors that are already there."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def split(self, size: int | None) -> Iterator["Batch"]:
-        """Pieces of at most `size` samples; the batch itself where it is small enough."""
+        """Yield pieces of at most `size` samples; the batch itself if it is small enough."""
         if size is None or self.size <= size:
             yield self
             return
@@ -167,22 +176,22 @@ class Batch:
 
 
 class Samples(ABC):
-    """A set of samples that can be walked over in batches."""
+    """A set of samples that can be iterated over in batches."""
 
     @abstractmethod
     def batches(self) -> Iterator[Batch]:
-        """Every sample once, in batches as large as the source gives them."""
+        """Yield every sample once, in batches of the size that the source has."""
 
     def __len__(self) -> int:
         raise TypeError(f"{type(self).__name__} has no length")
 
     @property
     def indexed(self) -> bool:
-        """Whether the length is known and samples can be fetched by index."""
+        """Whether the length is known and samples can be selected by index."""
         return False
 
     def select(self, indices: Tensor) -> "InMemory":
-        """The samples of these indices, fetched once and held."""
+        """The samples at these indices [m], in memory. Raises TypeError if not `indexed`."""
         raise TypeError(f"{type(self).__name__} cannot be indexed")
 
 
@@ -206,12 +215,12 @@ class InMemory(Samples):
         return InMemory(self.batch.select(indices))
 
     def to(self, device: torch.device) -> "InMemory":
-        """The samples on a device; no copy where they are there already."""
+        """The samples on a device; no copy of tensors that are already there."""
         return InMemory(self.batch.to(device))
 
 
 class Indexed(Samples):
-    """A map-style dataset: samples by index, collated; batches from a loader over it."""
+    """A map-style dataset. `select` collates samples; `batches` iterates over a loader."""
 
     def __init__(
         self,
@@ -237,7 +246,7 @@ class Indexed(Samples):
 
 
 class Stream(Samples):
-    """An iterable of batches, of unknown length, perhaps to be walked over only once."""
+    """An iterable of batches of unknown length. It may be possible to iterate only once."""
 
     def __init__(self, iterable: Iterable[Any]) -> None:
         self._iterable = iterable
@@ -246,12 +255,12 @@ class Stream(Samples):
         return (Batch.of(pair) for pair in self._iterable)
 
 
-# How many samples of a bare Dataset are collated at a time on the way through it.
+# The batch size for iterating over a Dataset that comes without a loader.
 DATASET_BATCH = 1000
 
 
 class Nothing(Samples):
-    """No samples: the share of a rank that has none."""
+    """No samples: the shard of a rank that has none."""
 
     def batches(self) -> Iterator[Batch]:
         return iter(())
@@ -265,7 +274,7 @@ class Nothing(Samples):
 
 
 class Unusable(Samples):
-    """What cannot be walked over, because of a problem that is raised when that is tried."""
+    """Data that cannot be used. Iterating over it raises the problem."""
 
     def __init__(self, problem: Exception) -> None:
         self._problem = problem
@@ -282,18 +291,22 @@ class Unusable(Samples):
 
 
 def as_samples(data: Any, argument: str = "data", *, may_be_empty: bool = False) -> Samples:
-    """What the user gave, as `Samples`.
+    """Convert the user's data to `Samples`.
+
+    A DataLoader becomes indexed samples only if it yields the whole of a map-style dataset. With a
+    sampler of its own (a validation split, weighted classes) it becomes a stream, because the
+    dataset behind it may hold samples that must not be drawn.
 
     Args:
         data: a tuple (inputs, targets), a Dataset, a DataLoader, or an iterable of batches
-            (a list of pairs, a generator, …). A list of two with a tensor among them is a pair,
-            too, as loaders give it.
-        argument: its name, for the error message.
+            (a list of pairs, a generator, …). A list of two items, of which one is a tensor or
+            None, is a pair, too, because loaders yield pairs as lists.
+        argument: the name of the argument, for error messages.
         may_be_empty: whether there may be no samples, as on a rank whose shard is empty.
 
-    A DataLoader is indexed only where it deals out the whole of a map-style dataset: with a
-    sampler of its own (a validation split, weighted classes) the dataset behind it may hold
-    samples that must not be drawn, so it is a stream.
+    Raises:
+        TypeError: `data` is of another kind, or a Dataset without a length.
+        ValueError: `data` is empty, or is a pair that is not a batch.
     """
     if isinstance(data, Samples):
         return data
@@ -322,7 +335,7 @@ def as_samples(data: Any, argument: str = "data", *, may_be_empty: bool = False)
 
 
 def _is_pair(data: Any) -> bool:
-    """Whether a list is one batch: a tensor, or no targets, can be no batch by itself."""
+    """Whether a list is one batch. In a list of batches no item is a tensor or None."""
     if not isinstance(data, list) or len(data) != 2:
         return False
     return any(part is None or isinstance(part, Tensor) for part in data)
@@ -351,7 +364,7 @@ def _from_loader(loader: DataLoader[Any], argument: str, may_be_empty: bool) -> 
             return Nothing()
         raise ValueError(f"`{argument}` is empty: it must hold at least one sample")
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2 and collate is default_collate:
-        # The same samples without collating them one by one; a sum knows no order.
+        # Avoids collating samples one by one. Their order does not matter for a sum.
         return InMemory(Batch.of(dataset.tensors))
     return Indexed(dataset, collate, loader)
 

@@ -1,7 +1,7 @@
-"""The chunk of the data on which Hessian-Free takes the curvature (Martens 2010).
+"""The chunk of the data on which Hessian-Free computes curvature (Martens 2010).
 
-The data are cut into chunks in a fixed random order, and each step takes the next one, round and
-round. A place in that order, and the seed that made it, are all there is to remember.
+The data are put into a fixed random order and divided into chunks. Each step takes the next chunk,
+cyclically. The state is a position in that order and the seed of the order.
 """
 
 import math
@@ -14,12 +14,13 @@ from krylov_descent.runtime.ranks import Shard
 from krylov_descent.runtime.threads import one_thread
 
 ChunkSize = int | float | Literal["auto"]
-# The part of CURVES that Martens takes (5,000 of 20,000), and what is too few to be any use.
+# "auto" takes 1/AUTOMATIC_PART of the data, as Martens does for CURVES (5,000 of 20,000), and at
+# least SMALLEST_AUTOMATIC samples, because fewer are of no use.
 AUTOMATIC_PART, SMALLEST_AUTOMATIC = 4, 1000
 
 
 def check_chunk_size(size: Any) -> None:
-    """Refuse what is not a size of a chunk."""
+    """Raise ValueError if `size` is not "auto", a count ≥ 1 or a fraction in (0, 1]."""
     is_count = isinstance(size, int) and not isinstance(size, bool) and size >= 1
     is_fraction = isinstance(size, float) and 0 < size <= 1
     if not (size == "auto" or is_count or is_fraction):
@@ -30,7 +31,11 @@ def check_chunk_size(size: Any) -> None:
 
 
 def chunk_length(size: ChunkSize, total: int) -> int:
-    """How many of `total` samples a chunk has: "auto" is a quarter, but at least 1,000."""
+    """The number of samples in a chunk: "auto" is a quarter of `total`, but at least 1,000.
+
+    Raises:
+        ValueError: `size` is a count larger than `total`.
+    """
     if size == "auto":
         return max(math.ceil(total / AUTOMATIC_PART), min(total, SMALLEST_AUTOMATIC))
     if isinstance(size, float):
@@ -51,16 +56,20 @@ def cycled_chunk(
     seed: int,
     shard: Shard | None = None,
 ) -> Samples:
-    """`length` samples from a place in the data's fixed random order, wrapped around its end.
+    """`length` samples from `position` on in the data's fixed random order, wrapped at its end.
 
     Args:
-        samples: all the data, or this rank's. A stream is walked over once; its own order stands
-            for the random one.
-        total: how many they are on all ranks together.
-        length: of the chunk.
-        position: of its first sample, 0 ≤ position < total.
-        seed: of the order.
-        shard: where the samples lie among those of all ranks; they are all of them if left out.
+        samples: this rank's samples. A stream is read once, and its own order replaces the random
+            order.
+        total: the number of samples over all ranks.
+        length: the number of samples in the chunk.
+        position: of the first sample of the chunk, 0 ≤ position < total.
+        seed: of the random order.
+        shard: position of this rank's samples among the samples of all ranks; by default this rank
+            holds all samples.
+
+    Returns:
+        This rank's part of the chunk.
     """
     if length == total:
         return samples
@@ -74,7 +83,7 @@ def cycled_chunk(
 
 
 def _window(stream: Samples, shard: Shard, length: int, position: int) -> Samples:
-    """The samples position … position + length - 1 of all, wrapped, in the stream's order."""
+    """Samples position … position + length - 1 in the stream's order, wrapped at its end."""
     total = shard.total
     spans = ((0, position + length - total), (position, position + length))
     pieces: list[Batch] = []
@@ -83,7 +92,7 @@ def _window(stream: Samples, shard: Shard, length: int, position: int) -> Sample
         for start, stop in spans:
             first, last = max(start - seen, 0), min(stop - seen, batch.size)
             if first < last:
-                # Copied: a stream may fill the same tensors again.
+                # Copied, because a stream may reuse its tensors.
                 pieces.append(batch.rows(first, last).map(torch.clone))
         seen += batch.size
     if not pieces:

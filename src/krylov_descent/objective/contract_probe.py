@@ -1,15 +1,20 @@
-"""Is it a mean over independent samples, and what does it need?
+"""Check that the objective is a mean over independent samples, and measure what it needs.
 
-Cheap probes on a few samples, at the first batch and again when a `training` flag or a module
-changed: the same samples twice find dropout and random losses; a batch against its halves finds
-BatchNorm in training mode and losses that mix samples; where there are buffers, the same samples
-twice at another point find spectral_norm in training mode. Line searches and
-curvature have no meaning for those, so they are refused with what to do about it, and so are
-forward passes that write parameters (see `parameter_writes`). Parameters, buffers and the global
-random state are as before afterwards.
+The checks use a few samples. They run at the first batch, and again when a `training` flag or a
+module changed:
 
-The same few samples tell how much memory a sample's activations take, in what arithmetic the
-forward pass is done, and whether it differentiates by itself.
+- The same samples, evaluated twice, reveal dropout and random losses.
+- A batch, compared with its two halves, reveals BatchNorm in training mode and losses that mix
+  samples.
+- If the model has buffers, the same samples, evaluated twice at another point, reveal spectral_norm
+  in training mode.
+- `parameter_writes` finds forward passes that write parameters.
+
+Line searches and curvature have no meaning for such objectives. They are refused with a message
+that says what to do. Parameters, buffers and the global random state are restored afterwards.
+
+The same samples show how much memory the activations of a sample take, in which precision the
+forward pass computes, and whether the forward pass itself differentiates.
 """
 
 import weakref
@@ -36,12 +41,12 @@ from krylov_descent.runtime.precision import TF32_EPSILON, epsilon_of, forward_p
 from krylov_descent.runtime.private import DispatchMode, modules_in, own_buffers
 
 PROBE_SAMPLES = 8
-# Rounding differs a little between batch sizes, more in low precision.
+# Relative tolerances. Rounding differs a little between batch sizes, and more in low precision.
 TWICE_TOLERANCE, HALVES_TOLERANCE, COARSE_TOLERANCE = 1e-4, 1e-3, 3e-2
-# How far another point is, relative to each parameter, whose sign it keeps.
+# `_check_memory` changes each parameter by at most this factor of itself, so its sign stays.
 ELSEWHERE = 0.9
 
-# Modules that may be random or mix samples in training mode.
+# Modules that may be random, or may mix samples, in training mode.
 SUSPECTS = (
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
     *(nn.AlphaDropout, nn.FeatureAlphaDropout),
@@ -58,16 +63,16 @@ class Findings:
     """What the probe found out about model and loss.
 
     Attributes:
-        signature: the modules and flags it holds for.
-        single: there was one sample only, so nothing is known about mixing yet.
+        signature: the modules and flags for which the findings hold.
+        single: the batch had only one sample, so mixing of samples was not checked.
         forward_differentiates: the forward pass needs grad mode (a physics-informed net).
         coarsest: the dtype with the fewest digits in the forward pass.
-        device: where it runs.
-        bytes_per_sample: activations kept for one backward pass, per sample.
-        layer_bytes_per_sample: what the Linear layers put out, per sample.
-        trusted_layers: see `layer_trust`.
-        undecided: some parameter had a gradient of zero, which proves nothing about its layer, nor
-            about second derivatives on the way to it.
+        device: the device of the parameters.
+        bytes_per_sample: bytes of activations that a backward pass keeps per sample.
+        layer_bytes_per_sample: bytes of the outputs of Linear layers per sample.
+        trusted_layers: names of the Linear layers that passed the check of `layer_trust`.
+        undecided: some parameter had a zero gradient, so neither its layer nor second derivatives
+            towards it were checked.
     """
 
     signature: Signature
@@ -82,34 +87,37 @@ class Findings:
 
     @property
     def epsilon(self) -> float:
-        """Machine epsilon of the coarsest arithmetic in the forward pass, as torch is set now."""
+        """Machine epsilon of the coarsest forward arithmetic, under torch's current settings."""
         with forward_precision():
             return epsilon_of(self.coarsest, self.device)
 
     @property
     def derivative_epsilon(self) -> float:
-        """The same of a backward pass, which may have tf32 where the forward pass has not."""
+        """Machine epsilon of a backward pass, which may use tf32 if the forward pass does not."""
         return epsilon_of(self.coarsest, self.device)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The copy of a model is another model: without a signature it will be probed anew.
+        # A copied model has other modules. The empty signature makes the objective probe them.
         rest = [getattr(self, field.name) for field in fields(self)[1:]]
         return Findings, ((), *rest)
 
 
 def signature(network: Network) -> Signature:
-    """Changes when a module is replaced, or a `training` flag or autocast is switched."""
-    # By weak reference: the id of a module that is gone may be given to its successor.
+    """A value that changes if a module is replaced, or a `training` flag or autocast is switched.
+
+    It holds weak references, because the id of a deleted module may be reused by another module.
+    """
     modules = tuple((weakref.ref(module), module.training) for module in modules_in(network.model))
     return network.autocast, modules
 
 
 def probe(network: Network, batch: Batch, model_signature: Signature) -> Findings:
-    """Run the probes on a few samples of the batch.
+    """Check and measure model and loss on a few samples of the batch.
 
     Raises:
-        LossContractError: the objective is random, mixes samples or remembers the last ones, or its
-            forward pass writes parameters.
+        LossContractError: the objective is random, mixes samples or depends on earlier forward
+            passes; its forward pass writes parameters; or its gradients are sparse, or are scaled
+            by the frequency of rows.
     """
     few = batch.spread(PROBE_SAMPLES).to(network.parameters.device)
     devices = [network.parameters.device] if network.parameters.device.type == "cuda" else []
@@ -154,7 +162,7 @@ def probe(network: Network, batch: Batch, model_signature: Signature) -> Finding
 
 
 def _gradients(losses: Tensor, parameters: list[Tensor]) -> Sequence[Tensor | None]:
-    """Of the sum; None for what it does not depend on."""
+    """Gradients of Σ losses; None for parameters that the losses do not depend on."""
     if not losses.requires_grad:
         return [None] * len(parameters)
     found: tuple[Tensor | None, ...] = torch.autograd.grad(
@@ -170,7 +178,7 @@ def _gradients(losses: Tensor, parameters: list[Tensor]) -> Sequence[Tensor | No
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Put every buffer back as it was, bit for bit; but for views of parameters."""
+    """Context manager that restores every buffer bit for bit, except views of parameters."""
     before = [
         (module, name, buffer, buffer.clone())
         for module in modules_in(model)
@@ -183,19 +191,19 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for module, name, buffer, copy in before:
-                setattr(module, name, buffer)  # the forward may have put another in its place
+                setattr(module, name, buffer)  # the forward pass may have replaced it
                 shared = buffer.untyped_storage().data_ptr() in parameters
                 if not shared and not _is_expanded(buffer):
                     buffer.copy_(copy)
 
 
 def _is_expanded(tensor: Tensor) -> bool:
-    """Whether several of its entries are one number in memory, so that nobody can write to it."""
+    """Whether several entries share one memory location, so that torch refuses writes."""
     return any(s == 0 and size > 1 for s, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def activation_bytes(network: Network, few: Batch) -> float:
-    """Bytes of activations a backward pass keeps per sample, at least 1."""
+    """Bytes of activations that a backward pass keeps per sample, at least 1."""
 
     def kept(batch: Batch) -> int:
         return kept_bytes(lambda: network.sample_losses(batch), network.parameters.tensors)
@@ -207,7 +215,7 @@ def activation_bytes(network: Network, few: Batch) -> float:
 
 
 def kept_bytes(function: Callable[[], Any], parameters: list[Tensor]) -> int:
-    """Bytes that autograd keeps of a function, parameters left out, and of a tensor it returns."""
+    """Bytes that autograd saves in `function()`, without parameters, plus those of its result."""
     try:
         with _SavedBytes(parameters) as saved:
             result = function()
@@ -215,8 +223,8 @@ def kept_bytes(function: Callable[[], Any], parameters: list[Tensor]) -> int:
     except RuntimeError as problem:
         if is_out_of_memory(problem):
             raise
-        # Nothing may watch the derivatives of torch.func in a forward pass. All that is computed
-        # is the most that can be kept.
+        # Hooks on saved tensors fail if the forward pass uses transforms of torch.func. The bytes
+        # of all computed tensors are an upper bound.
         made = _ResultBytes()
         with made:
             function()
@@ -224,7 +232,7 @@ def kept_bytes(function: Callable[[], Any], parameters: list[Tensor]) -> int:
 
 
 class _ResultBytes(DispatchMode):
-    """Counts the bytes that operations return."""
+    """Dispatch mode that counts the bytes of all results of operations, except views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +246,7 @@ class _ResultBytes(DispatchMode):
 
 
 class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Counts the bytes that autograd saves, each storage once and the parameters not at all."""
+    """Counts the bytes that autograd saves: each storage once, parameters not at all."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
         self._sizes: dict[int, int] = {}
@@ -251,7 +259,7 @@ class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
     @property
     def bytes(self) -> int:
-        """How many so far."""
+        """Bytes saved so far."""
         return sum(self._sizes.values())
 
     def _pack(self, tensor: Tensor) -> Tensor:
@@ -259,7 +267,7 @@ class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
             storage = tensor.untyped_storage()
             address, size = storage.data_ptr(), storage.nbytes()
         except RuntimeError:
-            # Inside the transforms of torch.func a tensor shows no storage: each counts by itself.
+            # Inside transforms of torch.func a tensor has no storage: count each tensor.
             address, size = -len(self._sizes) - 1, tensor.nbytes
         if address not in self._parameters:
             self._sizes[address] = size
@@ -267,7 +275,7 @@ class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
 
 class _CoarsestArithmetic(DispatchMode):
-    """Notes the floating-point dtype with the fewest digits that any operation returns."""
+    """Dispatch mode that finds the floating-point dtype with the fewest digits in any result."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -339,7 +347,10 @@ def _check_halves(network: Network, few: Batch, whole: Tensor, epsilon: float) -
 
 
 def _check_memory(network: Network, few: Batch) -> None:
-    """Twice at another point: buffers that follow the weights (spectral_norm) tell nothing here."""
+    """Refuse forward passes that affect later ones, by two evaluations at another point.
+
+    At θ itself, buffers that follow the weights (spectral_norm) may no longer change.
+    """
     buffers = [name for name, _ in network.model.named_buffers()]
     if not buffers:
         return
@@ -351,7 +362,7 @@ def _check_memory(network: Network, few: Batch) -> None:
     except (RuntimeError, ValueError) as problem:
         if is_out_of_memory(problem):
             raise
-        return  # not every point need be one of the model's
+        return  # the model may not be defined at every point
     if _differ(first, second, TWICE_TOLERANCE):
         raise LossContractError(
             "a forward pass leaves something behind for the next one, so the same parameters have "
@@ -360,7 +371,7 @@ def _check_memory(network: Network, few: Batch) -> None:
 
 
 def _differ(first: Tensor, second: Tensor, tolerance: float) -> bool:
-    # NaN and infinity are the step's to report; here only whether both are the same.
+    # The step reports NaN and infinity. Here only their positions are compared.
     finite = first.isfinite() & second.isfinite()
     if bool((first.isfinite() != second.isfinite()).any()):
         return True
@@ -369,7 +380,7 @@ def _differ(first: Tensor, second: Tensor, tolerance: float) -> bool:
 
 
 def _suspects(model: nn.Module) -> str:
-    """Names the modules in training mode that are known to behave so."""
+    """Words that name up to three modules in training mode that may be random or mix samples."""
     found = [
         f"{name or 'model'} ({type(module).__name__})"
         for name, module in model.named_modules()

@@ -1,6 +1,6 @@
-"""What one walk over a set of samples adds up, and the means that become of it.
+"""Sums over one pass through a set of samples, and the means computed from these sums.
 
-The sums are of one rank until they are read: then, and only then, they are put together.
+Each rank accumulates sums over its own samples. An all-reduce adds them up when they are read.
 """
 
 import math
@@ -17,15 +17,16 @@ from krylov_descent.runtime.ranks import Ranks
 
 
 class Evaluation:
-    """What one walk over a set of samples found.
+    """The objective over a set of samples, with its gradient and mean squared gradients.
 
     Args:
-        value: the objective, L2 included; with `norm` in one future where both are on their way.
-        gradient: its gradient [n]; empty where it was not asked for.
-        squares: mean of the squared per-sample gradients of the loss [n], L2 left out; empty
-            where not asked for.
-        samples: how many samples were seen.
-        normaliser: what the sum of their losses was divided by; the same number for most losses.
+        value: the objective, L2 included; or a future of the pair (objective, gradient norm).
+        gradient: the gradient of the objective [n].
+        squares: mean of the squared per-sample gradients of the loss [n], without L2; empty if not
+            requested.
+        samples: the number of samples.
+        normaliser: Σ wᵢ, by which the sum of the losses was divided; for most losses it equals
+            `samples`.
 
     Attributes:
         gradient, squares, samples, normaliser: as given.
@@ -45,35 +46,35 @@ class Evaluation:
 
     @property
     def value(self) -> float:
-        """The objective; waited for if it is on its way."""
+        """The objective. Waits for the future if there is one."""
         return self._value.result()[0] if isinstance(self._value, Launched) else self._value
 
     @property
     def norm(self) -> float:
-        """The length of the gradient in its own precision; waited for, if it is on its way."""
+        """‖gradient‖, computed in the gradient's dtype. Waits for the future if there is one."""
         if isinstance(self._value, Launched):
             return self._value.result()[1]
         return float(self.gradient.norm())
 
     def without_squares(self) -> "Evaluation":
-        """The same without the squares, whose memory is let go."""
+        """This evaluation with empty `squares`, so that their memory can be freed."""
         nothing = self.squares.new_empty(0)
         return Evaluation(self._value, self.gradient, nothing, self.samples, self.normaliser)
 
 
 def check_normaliser(normaliser: float) -> None:
-    """Refuse a mean over nothing."""
+    """Raise ValueError if Σ wᵢ is zero, because the mean loss is then undefined."""
     if normaliser == 0:
         raise ValueError("every target is ignored or has weight zero: the mean loss is not defined")
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A set of samples on all ranks together.
+    """The size of a set of samples over all ranks.
 
     Attributes:
-        samples: how many there are.
-        normaliser: what the sum of their losses is divided by.
+        samples: the number of samples.
+        normaliser: Σ wᵢ, by which the sum of their losses is divided.
     """
 
     samples: int
@@ -81,14 +82,14 @@ class Whole:
 
 
 class Sums:
-    """Σ nᵢ and Σ wᵢ in float64 on the device, read by the host once at the end.
+    """Running sums Σ nᵢ and Σ wᵢ of one pass over samples, in float64 on the device.
 
-    Of this rank until they are read, and then of all ranks.
+    The host reads the sums once, at the end of the pass. Reading them sums over all ranks.
 
     Args:
-        loss: that gives w.
-        parameters: of the L2 term.
-        ranks: to sum over.
+        loss: computes wᵢ.
+        parameters: for the L2 term.
+        ranks: the ranks to sum over.
     """
 
     def __init__(self, loss: SampleLoss, parameters: FlatParameters, ranks: Ranks) -> None:
@@ -98,13 +99,17 @@ class Sums:
         self._samples = 0
 
     def add(self, batch: Batch, losses: Tensor) -> None:
-        """Take up the losses [m] of a batch."""
+        """Add the losses [m] of a batch."""
         self._numerators.append(losses.detach().sum(dtype=torch.float64))
         self._normalisers.append(self._loss.normaliser(batch.targets, batch.size))
         self._samples += batch.size
 
     def value(self) -> float:
-        """The objective."""
+        """The objective over the samples of all ranks; one all-reduce of four numbers.
+
+        Raises:
+            ValueError: there are no samples, or Σ wᵢ is zero.
+        """
         return self._read()[0]
 
     def evaluation(
@@ -114,19 +119,22 @@ class Sums:
         *,
         squared: bool = False,
     ) -> Evaluation:
-        """Divide the sums by what they are means over, in place, and add the L2 term.
+        """Means over the samples of all ranks, computed in place of the sums, plus the L2 term.
 
         Args:
-            gradient: sum over this rank's samples; None where it has none.
-            squares: likewise.
-            squared: whether squares are wanted.
+            gradient: Σ of gradients over this rank's samples [n]; None if it has no samples.
+            squares: Σ of squared gradients over this rank's samples [n]; None if it has no samples.
+            squared: whether to return the mean of the squares.
+
+        Raises:
+            ValueError: there are no samples, or Σ wᵢ is zero.
         """
         value, normaliser = self._read()
         parameters, ranks = self._parameters, self._ranks
         gradient = ranks.sum_vector(self._or_zeros(gradient)).div_(normaliser)
         parameters.add_decay(gradient)
         if squared:
-            # The sample's part of the mean is nᵢN/W, so its square is nᵢ²N²/W², over N.
+            # With W = Σ wᵢ, f is the mean of nᵢN/W. The mean of squares is Σ (∇nᵢ N/W)² / N.
             squares = ranks.sum_vector(self._or_zeros(squares))
             squares.mul_(self._samples / normaliser**2)
         else:
@@ -134,7 +142,15 @@ class Sums:
         return Evaluation(value, gradient, squares, self._samples, normaliser)
 
     def part(self, total: Tensor | None, normaliser: float) -> Evaluation:
-        """The same of this rank's samples alone, divided by what all ranks' are divided by."""
+        """This rank's summand of objective and gradient; no communication.
+
+        The sum of these evaluations over ranks is the evaluation over all samples. Rank 0 adds the
+        L2 term. Value and gradient are NaN if this rank has failed.
+
+        Args:
+            total: Σ of gradients over this rank's samples [n], overwritten; None if there are none.
+            normaliser: Σ wᵢ over the samples of all ranks.
+        """
         parameters, ranks = self._parameters, self._ranks
         gradient = self._or_zeros(total).div_(normaliser)
         value = self._own_numbers()[0] / normaliser
@@ -154,7 +170,7 @@ class Sums:
 
     def _own_numbers(self) -> tuple[float, float]:
         numerator = normaliser = 0.0
-        # Where a GPU failed on the way, this is where the host learns of it.
+        # These reads synchronise with the device, so errors of earlier GPU work are raised here.
         with self._ranks.own_work():
             numerator = float(torch.stack(self._numerators).sum()) if self._numerators else 0.0
             normaliser = float(sum(float(w) for w in self._normalisers))
@@ -164,7 +180,7 @@ class Sums:
         numerator, normaliser = self._own_numbers()
         decay = 0.0
         with self._ranks.own_work():
-            # Rank 0's: another rank may have another last bit, and decide otherwise.
+            # Only rank 0 adds the L2 term: the sum counts it once, and all ranks get the same bits.
             decay = self._parameters.decay_value() if self._ranks.leads else 0.0
         own = torch.tensor([numerator, normaliser, self._samples, decay], dtype=torch.float64)
         numerator, normaliser, samples, decay = self._ranks.sum_numbers(own).tolist()

@@ -1,10 +1,10 @@
-"""The power of two that a step multiplies the objective with, so that squares stay in range.
+"""The power of two by which a step multiplies the objective, so that squares stay in range.
 
-Gradients of a loss of 1e-24 are ordinary numbers in float32, but their squares are zero, and those
-of a loss of 1e20 are infinite; in float64 that happens at 1e±200. A step is full of squares: the
-Fisher diagonal, inner products of curvature products, slopes of line searches. So the objective is
-multiplied at its source, before any derivative is taken. A power of two changes no digit, and for
-losses of ordinary size it is 1.
+In float32 the gradients of a loss of 1e-24 are representable, but their squares underflow to zero.
+The squares of gradients of a loss of 1e20 overflow. In float64 this happens at 1e±200. A step
+computes many squares: the Fisher diagonal, inner products of curvature products, slopes of line
+searches. So the objective is multiplied at its source, before any derivative is taken.
+Multiplication by a power of two is exact. For losses of ordinary size the scale is 1.
 """
 
 import math
@@ -12,17 +12,17 @@ import math
 import torch
 from torch import Tensor
 
-# ‖g‖ as a power of two: up to where squares are in range, with room for sums and differences; and
-# the largest scale, with room for numbers beside the loss, such as weight decay.
+# Exponents (e, s) of two. Squares are in range for 2^-e ≤ ‖g‖ ≤ 2^e, with room for sums and
+# differences. The scale stays between 2^-s and 2^s, with room for terms such as weight decay.
 LIMITS = {torch.float32: (40, 100), torch.float64: (320, 900)}
 
 
 def length(vector: Tensor) -> float:
-    """‖v‖, also where squares of the entries are out of the range of their dtype.
+    """‖v‖, even if squares of the entries overflow or underflow in their dtype.
 
-    NaN or infinite only where an entry is, or where float64 cannot hold the length.
+    NaN or infinite only if an entry is, or if float64 cannot represent ‖v‖.
 
-    Cost: that of `vector.norm()`; three passes more, and a copy, where its result is out of range.
+    Cost: one `vector.norm()`; if its result is out of range, three more passes and a copy.
     """
     if vector.dtype not in LIMITS:
         vector = vector.float()
@@ -36,22 +36,22 @@ def length(vector: Tensor) -> float:
 
 
 def has_squares(norm: float, dtype: torch.dtype) -> bool:
-    """Whether a vector of this length has squares that are well within the range of a dtype."""
+    """Whether the squares of a vector with this norm are well within the range of a dtype."""
     exponent, _ = LIMITS[dtype]
     return 2.0**-exponent <= norm <= 2.0**exponent
 
 
 def fitting_scale(value: float, norm: float, scale: float, dtype: torch.dtype) -> float:
-    """The scale to go on with: the one of now, unless squares of gradients are out of range.
+    """The scale to use next: the current one, unless squares of gradients are out of range.
 
-    An even power of two, so that roots of it are exact, too. 1 where the scale of now may be what
-    made a number infinite or zero.
+    The scale is an even power of two, so that its square root is exact, too. It is 1 if the value
+    or norm is not finite or the norm is zero, because the current scale may be the cause.
 
     Args:
-        value: of the objective, as found with the scale of now.
-        norm: ‖g‖, likewise.
-        scale: that of now.
-        dtype: of the gradient.
+        value: the objective under the current scale.
+        norm: ‖g‖ under the current scale.
+        scale: the current scale.
+        dtype: the dtype of the gradient.
     """
     if not (0 < norm < math.inf and math.isfinite(value)):
         return 1.0
@@ -59,5 +59,5 @@ def fitting_scale(value: float, norm: float, scale: float, dtype: torch.dtype) -
         return scale
     _, most = LIMITS[dtype]
     unscaled = math.log2(norm) - math.log2(scale)
-    size = math.log2(max(1.0, abs(value) / scale))  # which is to stay in range, too
+    size = math.log2(max(1.0, abs(value) / scale))  # the scaled value must stay in range, too
     return 2.0 ** max(-most, min(most - 2 * round(size / 2), -2 * round(unscaled / 2)))

@@ -1,12 +1,12 @@
 """The loss contract: how outputs and targets become one number per sample.
 
-The objective is a ratio of two sums over samples, Σ nᵢ / Σ wᵢ. For nearly every loss
-wᵢ = 1, so that it is the mean of the nᵢ; a cross-entropy with class weights or ignored
-targets has a normaliser of its own, which torch calls its mean all the same.
+The objective is a ratio of two sums over samples, Σ nᵢ / Σ wᵢ. For nearly every loss wᵢ = 1, so
+the objective is the mean of the nᵢ. A cross-entropy with class weights or ignored targets divides
+by another normaliser Σ wᵢ, and torch calls the result a mean, too.
 
-Accepted are torch's two-argument losses (module or function), a callable that returns
-one number per sample, and a callable that returns their mean. A loss is always called
-as loss(outputs, targets); dimension 0 is the batch; outputs may be nested.
+A loss may be one of torch's two-argument losses (module or function), a callable that returns
+one number per sample, or a callable that returns the mean of these numbers. A loss is always
+called as loss(outputs, targets). Dimension 0 is the batch. Outputs may be nested.
 """
 
 import copy
@@ -27,7 +27,7 @@ Loss = Callable[[Tree, Tree], Tensor]
 # v → (∂² Σ nᵢ / ∂z²) v, over the list of output tensors z.
 OutputHessian = Callable[[list[Tensor]], list[Tensor]]
 
-# Targets have the outputs' shape.
+# Losses whose targets must have the shape of the outputs.
 PAIRWISE = (
     nn.MSELoss,
     nn.L1Loss,
@@ -66,12 +66,20 @@ class LossContractError(ValueError):
 class SampleLoss:
     """A loss as nᵢ (`per_sample`) and Σ wᵢ (`normaliser`).
 
+    With `reduction="sum"` the elements of a sample are summed, but samples are averaged, because
+    the paper normalises every quantity by the number of samples.
+
     Args:
         loss: one of torch's losses, or a callable `(outputs, targets) -> Tensor` that returns
             one number per sample or their mean.
 
-    With `reduction="sum"` the elements of a sample are summed and the samples averaged, as the
-    paper normalises every quantity by the number of samples.
+    Attributes:
+        module: the loss; for a function of `torch.nn.functional` the equivalent module.
+        known: whether it is one of torch's supported losses with reduction "mean" or "sum".
+
+    Raises:
+        TypeError: `loss` is not callable, or is a class.
+        LossContractError: `loss` is one of torch's losses that is not supported.
     """
 
     def __init__(self, loss: Loss) -> None:
@@ -80,11 +88,11 @@ class SampleLoss:
         if isinstance(loss, type) and issubclass(loss, nn.Module):
             raise TypeError(f"`loss` is a class: give an instance of it, {loss.__name__}()")
         function: Any = loss
-        # By identity: a callable object need not have a hash.
+        # Compared by identity, because a callable object may not be hashable.
         modules = [module() for known, module in MODULE_OF_FUNCTION.items() if known is function]
         self.module: Any = modules[0] if modules else function
         named = type(self.module) in (*ELEMENTWISE, *CLASSWISE)
-        # With reduction "none" it is a callable like any other, which must give one number each.
+        # A loss with reduction "none" is treated like any callable that returns one number each.
         self.known = named and self.module.reduction != "none"
         if self.known:
             self._elements: Any = copy.copy(self.module)
@@ -99,7 +107,11 @@ class SampleLoss:
         self._vmap_works = True
 
     def per_sample(self, outputs: Tree, targets: Tree, size: int) -> Tensor:
-        """n: one number per sample [size], part of the autograd graph of the outputs."""
+        """nᵢ [size], in the autograd graph of the outputs.
+
+        Raises:
+            LossContractError: the loss is not a mean over samples, or shapes do not fit.
+        """
         if not self.known:
             return self._per_sample_of_callable(outputs, targets, size)
         self._check_shapes(outputs, targets)
@@ -120,13 +132,13 @@ class SampleLoss:
         return elements.sum(1)
 
     def normaliser(self, targets: Tree, size: int) -> float | Tensor:
-        """Σ wᵢ of a batch: its size, or what torch divides by instead."""
+        """Σ wᵢ of a batch: the number of samples, or the number by which torch divides instead."""
         if not self._divides_by_weights(targets):
             return float(size) * self._elements_counted(targets, size)
         return self._class_weights(targets).sum(dtype=torch.float64)
 
     def output_hessian(self, outputs: Tree, targets: Tree, size: int) -> OutputHessian:
-        """v → (∂² Σ nᵢ / ∂z²) v at these outputs; closed where it is, autodiff elsewhere."""
+        """v → (∂² Σ nᵢ / ∂z²) v at outputs z, in closed form if known, else by autograd."""
         closed = self._closed_output_hessian(outputs, targets)
         if closed is not None:
             return closed
@@ -142,7 +154,7 @@ class SampleLoss:
         curved = [i for i, gradient in enumerate(first) if gradient.requires_grad]
 
         def product(vectors: list[Tensor]) -> list[Tensor]:
-            if not curved:  # linear in the outputs: no curvature
+            if not curved:  # the loss is linear in the outputs
                 return [torch.zeros_like(v) for v in vectors]
             return list(
                 torch.autograd.grad(
@@ -165,7 +177,7 @@ class SampleLoss:
 
     @property
     def is_plain_cross_entropy(self) -> bool:
-        """Whether it is that of sigmoids, without weights."""
+        """Whether the loss is a BCEWithLogitsLoss without weights."""
         loss = self.module
         plain = type(loss) is nn.BCEWithLogitsLoss and self.known
         return plain and loss.weight is None and loss.pos_weight is None
@@ -178,13 +190,13 @@ class SampleLoss:
         return self._averages_classes and not targets.is_floating_point()
 
     def _elements_counted(self, targets: Tree, size: int) -> float:
-        # A mean over class probabilities divides by all positions but the class dimension.
+        # For class probabilities [m, C, …] as targets torch's mean divides by all positions [m, …].
         if self._averages_classes:
             return float(targets[:, 0].numel()) / size
         return 1.0
 
     def _class_weights(self, targets: Tensor) -> Tensor:
-        """w of every target: its class weight, zero where it is ignored."""
+        """The weight of every target: its class weight, or zero if the target is ignored."""
         counted: Tensor = targets != self.module.ignore_index
         if self.module.weight is None:
             return counted
@@ -192,7 +204,7 @@ class SampleLoss:
         return weight[torch.where(counted, targets, 0)] * counted
 
     def _check_shapes(self, outputs: Tree, targets: Tree) -> None:
-        """Torch would pair outputs of [m, 1] with targets of [m] each with every one."""
+        """Refuse unequal shapes: torch would broadcast outputs [m, 1] and targets [m] to [m, m]."""
         if type(self.module) not in PAIRWISE or not isinstance(outputs, Tensor):
             return
         if isinstance(targets, Tensor) and outputs.shape != targets.shape:
@@ -203,7 +215,7 @@ class SampleLoss:
             )
 
     def _check_weight(self, outputs: Tree) -> None:
-        """Before the loss is called: torch has a shape error of its own on parts of the data."""
+        """Refuse weights per sample, before torch raises a shape error on a part of the data."""
         if type(self.module) not in (nn.BCELoss, nn.BCEWithLogitsLoss):
             return
         for name in ("weight", "pos_weight"):
@@ -231,7 +243,7 @@ class SampleLoss:
             and not targets.is_floating_point()
             and (loss.weight is None or loss.label_smoothing == 0)
         ):
-            # diag(p) - ppᵀ (paper, Section 2.2), per target with its weight.
+            # diag(p) - ppᵀ (paper, Section 2.2), times the weight of each target.
             p = outputs.detach().softmax(1)
             weighted = p * self._class_weights(targets).unsqueeze(1)
             return lambda v: [weighted * (v[0] - (p * v[0]).sum(1, keepdim=True))]
@@ -263,7 +275,7 @@ class SampleLoss:
         return per_sample
 
     def _one_by_one(self, outputs: Tree, targets: Tree) -> Tensor:
-        """A loss that returns a mean, asked for each sample as a batch of one."""
+        """Losses [size] of a callable that returns a mean, called with batches of one sample."""
         nest = (outputs, targets)
         columns = tensors_in(nest)
 
@@ -293,7 +305,7 @@ def _check_mean(whole: float, per_sample: Tensor) -> None:
     mean = float(per_sample.double().mean())
     scale = float(per_sample.double().abs().mean())
     tolerance = 1e-3 if per_sample.dtype in (torch.float32, torch.float64) else 3e-2
-    # NaN and infinity are the step's to report, unless only the samples by themselves have them.
+    # If `whole` is not finite, the step reports it. NaN in `per_sample` alone is an error here.
     if math.isfinite(whole) and not abs(whole - mean) <= tolerance * scale:
         raise LossContractError(
             f"`loss` returned {whole:.6g} for {len(per_sample)} samples, but the mean over the "

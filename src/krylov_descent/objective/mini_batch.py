@@ -1,4 +1,4 @@
-"""The gradient of one mini-batch, for optimisers that make an update for each."""
+"""The gradient of one mini-batch, for optimisers that update once per mini-batch."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,9 +12,12 @@ from krylov_descent.objective.objective import Objective
 
 
 class MiniBatchGradient(NamedTuple):
-    """Of one mini-batch: Σ nᵢ and Σ wᵢ in float64, and the gradient of the mean loss.
+    """Loss and gradient of one mini-batch.
 
-    A gradient is None where the loss does not depend on the parameter.
+    Attributes:
+        loss_sum: Σ nᵢ, a float64 scalar.
+        normaliser: Σ wᵢ, a float64 scalar.
+        gradients: of Σ nᵢ / Σ wᵢ, one per parameter; None if the loss does not depend on it.
     """
 
     loss_sum: Tensor
@@ -24,12 +27,12 @@ class MiniBatchGradient(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
-    """The work of finding the gradient of a mini-batch.
+    """Work for an engine: the gradient of the mean loss of a mini-batch.
 
     Attributes:
         objective: f.
         batch: the samples, on the device of the parameters.
-        usual: whether most mini-batches are of this size.
+        usual: whether most mini-batches have this size, so that an engine may optimise for it.
     """
 
     objective: Objective
@@ -37,7 +40,7 @@ class MiniBatch:
     usual: bool
 
     def run(self) -> MiniBatchGradient:
-        """Micro-batch by micro-batch."""
+        """Accumulate the gradient over micro-batches."""
         objective = self.objective
         return mini_batch_gradient(objective.network, self.batch, objective.micro_batch)
 
@@ -45,12 +48,15 @@ class MiniBatch:
 def mini_batch_gradient(
     network: Network, batch: Batch, micro_batch: int | None = None
 ) -> MiniBatchGradient:
-    """The gradient of the mean loss of a batch; nothing is read from its device.
+    """The gradient of the mean loss of a batch. The host reads nothing from the device.
 
     Args:
         network: model and loss.
         batch: the samples.
-        micro_batch: the most samples handled at a time; all of them by default.
+        micro_batch: the most samples per forward pass; by default all samples.
+
+    Raises:
+        ValueError: the loss does not depend on any trainable parameter.
     """
     tensors = network.parameters.tensors
     normaliser = network.loss.normaliser(batch.targets, batch.size)

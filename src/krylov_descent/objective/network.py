@@ -1,8 +1,8 @@
 """A model with its loss, one batch at a time.
 
-`Network` knows how a batch becomes one number per sample and which tensors are trained. It
-walks over no data and sums nothing: that is `objective`'s work. Everything that needs to look
-inside a batch (the probes, per-sample gradients, curvature) is built on it.
+`Network` computes one loss per sample of a batch, and knows which tensors are trained. Sums over
+batches are the work of `objective`. The probes, per-sample gradients and curvature, which need
+more than these sums, are built on `Network`.
 """
 
 import copy
@@ -35,7 +35,7 @@ from krylov_descent.runtime.private import (
 )
 from krylov_descent.runtime.threads import Shared
 
-# Both are switches of the whole process.
+# Both switches belong to the whole process, so threads share these contexts.
 _cudnn_off = Shared(partial(torch.backends.cudnn.flags, enabled=False))
 _compiler_off = Shared(lambda: torch.compiler.set_stance("force_eager"))
 
@@ -50,19 +50,28 @@ class Network:
     """Model, loss and trainable parameters.
 
     Args:
-        model: any module. A compiled model is used as it is for values, and unwrapped (`eager`)
-            where second derivatives or per-sample gradients are needed, which compiled code lacks.
-            DistributedDataParallel and `replicate` are set aside wherever they are (`wrappers`).
+        model: any module. A compiled model runs compiled for values and gradients. It is unwrapped
+            (`eager`) for second derivatives and per-sample gradients, which compiled code does not
+            support. DistributedDataParallel and `replicate` are bypassed (see `wrappers`).
         loss: see `krylov_descent.objective.losses`.
         forward: `forward(model, inputs) -> outputs`; by default `model(inputs)`, `model(*inputs)`
             for a tuple or list, `model(**inputs)` for a dict.
-        params: tensors, or groups as torch.optim has them; all of the model's by default.
+        params: tensors, or parameter groups of torch.optim; by default all parameters of the model.
 
     Attributes:
-        scale: what losses and weight decay are multiplied with; see `loss_scale`.
+        model: the model without DistributedDataParallel.
+        eager: the model without DistributedDataParallel and torch.compile.
+        loss: the loss as a `SampleLoss`.
+        autocast: the dtype of the caller's torch.autocast inside `algebra`; else None.
+        parameters: the trainable parameters.
+        names: their names in the model.
+        scale: the factor on losses and weight decay; see `loss_scale`.
+        trusted_layers: names of the Linear layers that passed the probe; see `layer_trust`.
 
     Raises:
-        TypeError: the parameters are divided among ranks, by FSDP or tensor parallelism.
+        TypeError: `model` is no module, or its parameters are sharded over ranks by FSDP or tensor
+            parallelism; or `loss` or `forward` is not callable.
+        ValueError: the model has tensors on the meta device, or `params` are not the model's.
     """
 
     def __init__(
@@ -82,36 +91,34 @@ class Network:
             )
         self._forward = forward or _default_forward
         self._ambient: AbstractContextManager[Any] = nullcontext()
-        self.autocast: torch.dtype | None = None  # of the forward pass, where there is one
+        self.autocast: torch.dtype | None = None
         self.parameters = FlatParameters.from_groups(_as_groups(self.eager, params))
         self.names = self._names_of(self.parameters)
         self.scale = 1.0
-        # Of Linear layers, by name; the probe finds them out (see `layer_trust`).
         self.trusted_layers: frozenset[str] = frozenset()
         self._holder = _Holder(self.eager)
 
     @property
     def forward(self) -> Forward:
-        """How inputs become outputs."""
+        """The function (model, inputs) → outputs."""
         return self._forward
 
     @property
     def original(self) -> "Network":
-        """The network whose parameters are those that the modules hold: this one."""
+        """The network whose parameters are the modules' own; an aliased network has another one."""
         return self
 
     @property
     def is_stack(self) -> bool:
-        """Whether all that it is made of is Linear layers and plain functions between them."""
+        """Whether all leaf modules are Linear layers, activations or Flatten (`STACK`)."""
         leaves = (m for m in self.eager.modules() if not any(True for _ in m.children()))
         return self._forward is _default_forward and all(type(m) in STACK for m in leaves)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is known as a whole: a Sequential stack with a loss of torch's, as they are.
+        """Whether the model is an unmodified Sequential stack with one of torch's losses.
 
-        So no sample's loss depends on the others of its batch, and no pass leaves anything behind
-        for the next one.
+        In such a network samples are independent, and no forward pass affects a later one.
         """
         if not (self.is_stack and self.loss.known and self.model is self.eager):
             return False
@@ -121,25 +128,29 @@ class Network:
         return plain and all(map(_is_as_torch_has_it, (*modules, self.loss.module)))
 
     def refresh(self, groups: list[dict[str, Any]]) -> bool:
-        """Look again at what requires a gradient and at weight decay; True if that changed."""
+        """Update trainable parameters and weight decay from `groups`; True if they changed.
+
+        Raises:
+            ValueError: a parameter is no longer one of the model's, because a layer was replaced.
+        """
         self._ddp = ddp_in(self.model)
         if _are_in(self.parameters, groups) and _holds(self.eager, self.parameters.tensors):
             return False
         parameters = FlatParameters.from_groups(groups)
-        names = self._names_of(parameters)  # also finds a layer that was replaced
+        names = self._names_of(parameters)  # raises if a layer was replaced
         if parameters.same_as(self.parameters):
             return False
         self.parameters, self.names = parameters, names
         return True
 
     def rescale(self, scale: float) -> None:
-        """Multiply losses and weight decay with another power of two from now on."""
+        """Set the power of two by which losses and weight decay are multiplied."""
         self.parameters.scale_decay(scale / self.scale)
         self.scale = scale
 
     @contextmanager
     def algebra(self) -> Iterator[None]:
-        """Keep an ambient torch.autocast for the forward pass and away from everything else."""
+        """Context manager that limits the caller's torch.autocast to forward pass and loss."""
         kind = self.parameters.device.type
         if not torch.is_autocast_enabled(kind):
             yield
@@ -153,7 +164,7 @@ class Network:
             self._ambient, self.autocast = nullcontext(), None
 
     def in_double(self) -> "Network":
-        """A copy of model and loss in float64, without autocast; it may not run."""
+        """A copy of model and loss in float64, without autocast. Its forward pass may fail."""
         model = copy.deepcopy(self.eager).double()
         loss = self.loss.module
         if isinstance(loss, nn.Module):
@@ -162,7 +173,7 @@ class Network:
         return Network(model, loss, self._forward, [named[name] for name in self.names])
 
     def outputs(self, batch: Batch, *, eager: bool = False) -> Tree:
-        """The model's outputs for a batch, under the caller's autocast."""
+        """The model's outputs for a batch, under the caller's autocast; `eager`: not compiled."""
         bare = set_aside(self._ddp) if self._ddp else nullcontext()
         cudnn, compiler = _cudnn_for(self.model, self.parameters.device), _compiler(off=eager)
         with bare, self._ambient, forward_precision(), cudnn, compiler:
@@ -172,16 +183,16 @@ class Network:
         return found
 
     def sample_losses(self, batch: Batch, *, eager: bool = False) -> Tensor:
-        """nᵢ of a batch [size], part of the autograd graph."""
+        """nᵢ of a batch [size], in the autograd graph."""
         return self.losses_of(self.outputs(batch, eager=eager), batch, eager=eager)
 
     def losses_at(self, point: Tensor, batch: Batch) -> Tensor:
-        """nᵢ of a batch [size] at another point [n]; the parameters stay as they are."""
-        # Copies begin evenly as parameters do, so that a GPU takes the same kernels.
+        """nᵢ of a batch [size] at another point [n]. The parameters are not modified."""
+        # Copies are aligned in memory like parameters, so that a GPU runs the same kernels.
         values = [torch.empty_like(p) for p in self.parameters.tensors]
         copy_each(values, self.parameters.pieces(point))
         for value in values:
-            value.requires_grad_()  # a forward pass may differentiate towards its own parameters
+            value.requires_grad_()  # a forward pass may differentiate by its parameters
         network = self.original
         losses: Tensor = network.call_with(
             values, network.names, lambda: network.sample_losses(batch, eager=True)
@@ -189,13 +200,13 @@ class Network:
         return losses
 
     def losses_of(self, outputs: Tree, batch: Batch, *, eager: bool = False) -> Tensor:
-        """nᵢ of a batch [size] for outputs that are there already."""
+        """nᵢ of a batch [size] for given outputs, in the autograd graph."""
         with self._ambient, forward_precision(), _compiler(off=eager):
             losses = self.loss.per_sample(outputs, batch.targets, batch.size)
         return losses if self.scale == 1 else self.scale * losses
 
     def output_hessian(self, outputs: Tree, batch: Batch) -> OutputHessian:
-        """The loss's Hessian in the outputs, Σ over the batch, as v → H_E v."""
+        """v → H_E v, with H_E the Hessian of Σ nᵢ with respect to the outputs of a batch."""
         with self._ambient, _compiler(off=True):
             product = self.loss.output_hessian(outputs, batch.targets, batch.size)
         if self.scale == 1:
@@ -203,17 +214,17 @@ class Network:
         return lambda vectors: [self.scale * z for z in product(vectors)]
 
     def call_with(self, values: Sequence[Tensor], names: Sequence[str], function: Call) -> Any:
-        """`function()` with the parameters of these names swapped for values, for a while."""
+        """Call `function()` with the parameters of these names temporarily replaced by values."""
         given = dict(zip(names, values, strict=True))
         swapped = {
             f"model.{slot}": given[name] for slot, name in _slots(self.eager) if name in given
         }
-        # torch's own search for tied weights leaves its values behind in the model when a module
-        # is registered under two names: it would put them back in the wrong order.
+        # Torch's own handling of tied weights restores parameters in the wrong order if a module is
+        # registered under two names: the given values would stay in the model.
         return torch.func.functional_call(self._holder, swapped, (function,), tie_weights=False)
 
     def gradients(self, losses: Tensor) -> list[Tensor | None]:
-        """∂ Σ nᵢ / ∂p for each parameter; None where the losses do not depend on it."""
+        """∂ Σ nᵢ / ∂p for each parameter; None if the losses do not depend on it."""
         require_graph(losses)
         return list(
             torch.autograd.grad(
@@ -222,7 +233,7 @@ class Network:
         )
 
     def check_leaves(self, roots: Sequence[Tensor]) -> None:
-        """Refuse what has no derivative towards `parameters`; see `Aliased`."""
+        """Do nothing; an aliased network refuses graphs that do not use its own `parameters`."""
 
     def _names_of(self, parameters: FlatParameters) -> list[str]:
         names = {id(p): name for name, p in self.eager.named_parameters()}
@@ -237,12 +248,12 @@ class Network:
 
 
 def _is_as_torch_has_it(module: nn.Module) -> bool:
-    """Whether a call of it does what its class does, and nothing else."""
+    """Whether a call of the module runs its class's `forward` and no hooks."""
     return "forward" not in vars(module) and is_called_directly(module)
 
 
 def _are_in(parameters: FlatParameters, groups: list[dict[str, Any]]) -> bool:
-    """Whether they are what these groups have to train: `FlatParameters.same_as`, but quick."""
+    """Whether `parameters` equal `FlatParameters.from_groups(groups)`; faster than `same_as`."""
     tensors: list[Tensor] = []
     decays: list[float] = []
     for group in groups:
@@ -254,19 +265,19 @@ def _are_in(parameters: FlatParameters, groups: list[dict[str, Any]]) -> bool:
         len(tensors) == len(parameters.tensors)
         and all(map(operator.is_, tensors, parameters.tensors))
         and decays == parameters.weight_decay
-        # Of each: they may have been moved one by one.
+        # Each tensor is checked, because tensors may be moved one by one.
         and all(p.dtype is dtype and p.device == device for p in tensors)
     )
 
 
 def _holds(model: nn.Module, tensors: Sequence[Tensor]) -> bool:
-    """Whether all of them are parameters of the model, none of a layer that was replaced."""
+    """Whether all tensors are parameters of the model, and none belongs to a replaced layer."""
     held = {id(p) for module in modules_in(model) for p in own_parameters(module)}
     return held.issuperset(map(id, tensors))
 
 
 def _check_numbers(model: nn.Module) -> None:
-    """Refuse parameters and buffers on the meta device, frozen ones, too."""
+    """Raise ValueError if a parameter, frozen or not, or a buffer is on the meta device."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     missing = [name for name, tensor in tensors if tensor.is_meta]
     if missing:
@@ -278,7 +289,7 @@ def _check_numbers(model: nn.Module) -> None:
 
 
 class _Holder(nn.Module):
-    """The model as a child of a module that calls any function, for functional_call."""
+    """A parent module that calls any function, so that functional_call can wrap the function."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -289,7 +300,7 @@ class _Holder(nn.Module):
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """(place, name) of each place that holds a parameter; tied weights have several places."""
+    """(path, parameter name) of each attribute that holds a parameter; several if it is tied."""
     names = {id(p): name for name, p in model.named_parameters()}
     for prefix, module in model.named_modules():
         for attribute, p in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
@@ -297,7 +308,7 @@ def _slots(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def require_graph(losses: Tensor) -> None:
-    """Refuse losses that no trainable parameter has an influence on."""
+    """Raise ValueError if the losses depend on no trainable parameter."""
     if not losses.requires_grad:
         raise ValueError(
             "the loss does not depend on any trainable parameter: check `params`, requires_grad "
@@ -306,15 +317,21 @@ def require_graph(losses: Tensor) -> None:
 
 
 def _cudnn_for(model: nn.Module, device: torch.device) -> AbstractContextManager[Any]:
-    """CuDNN's recurrent nets have no second derivative, and in eval mode not even a first."""
+    """A context without cuDNN for recurrent nets on a GPU.
+
+    Recurrent nets of cuDNN have no second derivative, and in eval mode no first derivative.
+    """
     if device.type == "cuda" and any(isinstance(m, nn.RNNBase) for m in modules_in(model)):
         return _cudnn_off
     return nullcontext()
 
 
 def _compiler(*, off: bool) -> AbstractContextManager[Any]:
-    """Compiled code has no second derivative, wherever it is in the model: a part, the loss."""
-    # Where the compiler was never loaded nothing is compiled; loading it takes seconds.
+    """A context in which compiled parts of model and loss run eagerly if `off`.
+
+    Compiled code has no second derivative.
+    """
+    # If the compiler was never loaded, nothing is compiled. Loading it takes seconds.
     if off and compiler_is_loaded():
         return _compiler_off
     return nullcontext()

@@ -1,13 +1,13 @@
-"""The function that is minimised: model + loss + L2, over any set of samples.
+"""The function that is minimised: model, loss and L2, over any set of samples.
 
     f(θ) = Σᵢ nᵢ(θ) / Σᵢ wᵢ  +  ½ Σ λ‖p‖²        (a mean over samples; see `losses`)
 
-`Objective` walks over the samples in micro-batches and sums exactly, whatever the sizes
-of the batches; per-sample losses are summed in float64, because progress that matters can
-be 1e-8 of the value. It reads the module's parameters as they are; whoever wants f at
-another point writes that point into them first (`FlatParameters.assign`).
+`Objective` processes the samples in micro-batches. The result does not depend on the sizes of the
+batches. Per-sample losses are summed in float64, because progress that matters can be 1e-8 of the
+value. f is evaluated at the module's current parameters; to evaluate it at another point, write
+that point into the parameters first (`FlatParameters.assign`).
 
-Under a process group each rank walks over its own samples, and the sums are those over all
+Under a process group each rank processes its own samples, and sums are over the samples of all
 ranks (see `ranks`).
 """
 
@@ -35,46 +35,48 @@ CPU_ACTIVATION_MEMORY = 1 << 30
 
 
 class MadeOfSquares(Protocol):
-    """What is made of mean squared gradients, without a decision on the host."""
+    """A consumer of mean squared gradients that needs no decision on the host."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Where it is: the same at every step, updated in place."""
+        """The tensors that hold its result: the same at every step, updated in place."""
 
     def take_squares(self, parameters: FlatParameters, squares: Tensor) -> None:
-        """Make it of squares [n], which may be overwritten."""
+        """Compute the result from squares [n], which may be overwritten."""
 
 
 class Objective:
     """Model, loss and L2 as a function of one flat vector over a stream of batches.
 
     Args:
-        model: any module. A compiled model is used as it is for values, and unwrapped where
-            second derivatives or per-sample gradients are needed, which compiled code lacks.
+        model: any module. A compiled model runs compiled for values and gradients. It runs eagerly
+            for second derivatives and per-sample gradients, which compiled code does not support.
         loss: see `krylov_descent.objective.losses`.
         forward: `forward(model, inputs) -> outputs`. The default calls `model(inputs)`,
-            `model(*inputs)` for a tuple or list, `model(**inputs)` for a dict. The forward may
-            itself differentiate, as that of a physics-informed net does.
+            `model(*inputs)` for a tuple or list, `model(**inputs)` for a dict. It may itself
+            compute derivatives, as a physics-informed net does.
         params: the parameters to train, as torch.optim takes them (tensors, or groups with a
-            `weight_decay` each); all of the model's by default.
-        micro_batch: the most samples handled at a time; by default as many as fit
+            `weight_decay` each); by default all parameters of the model.
+        micro_batch: the most samples per forward pass; by default as many as fit
             `activation_memory`, measured on a few samples.
-        activation_memory: bytes that activations may take; by default 1 GiB on a CPU and a
-            quarter of the free memory on a GPU.
-        process_group: whose ranks add up their samples: a torch.distributed.ProcessGroup or a
-            DeviceMesh of one dimension; all processes by default.
+        activation_memory: bytes for activations; by default 1 GiB on a CPU and a quarter of the
+            free memory on a GPU.
+        process_group: the ranks to sum over: a torch.distributed.ProcessGroup or a DeviceMesh of
+            one dimension; by default all processes.
 
     Attributes:
-        engine: what runs the work.
-        squared_gradients: of single samples, and what is known of the model for them.
-        scale: what f and all that follows from it are multiplied with in a step; see `loss_scale`.
+        network: model, loss and parameters, for one batch at a time.
+        engine: runs the work of a step.
+        squared_gradients: computes squared per-sample gradients, and caches how to for this model.
+        scale: the factor on f and its derivatives in a step; see `loss_scale`.
+        ranks: the processes that train together.
 
-    Cost: a value is one forward pass, a gradient one forward and one backward pass over the
-    samples, the squares about one third more for stacks of Linear layers. Memory: activations
+    Cost: a value takes one forward pass over the samples, a gradient one forward and one backward
+    pass. The squares take about one third more for stacks of Linear layers. Memory: activations
     of one micro-batch and two vectors of n numbers for each of gradient and squares.
 
-    Under an initialised process group every rank gives its own part of the samples, which may be
-    empty, and gets the result over all of them. So all ranks must make the same calls.
+    Under an initialised process group every rank passes its own part of the samples, which may be
+    empty, and gets the result over all samples. So all ranks must make the same calls.
     """
 
     def __init__(
@@ -102,16 +104,16 @@ class Objective:
 
     @property
     def learners(self) -> list[object]:
-        """What remembers something of model and loss."""
+        """The objects that cache facts about model and loss."""
         return [self, self.network, self.network.loss, self.squared_gradients]
 
     @property
     def parameters(self) -> FlatParameters:
-        """The flat view of what is trained."""
+        """The trainable parameters as a flat vector."""
         return self.network.parameters
 
     def refresh(self, groups: list[dict[str, Any]]) -> None:
-        """A step begins: see which parameters require a gradient, and their weight decay."""
+        """At the start of a step, update which parameters are trained and their weight decay."""
         self._look_again = True
         if self.network.refresh(groups):
             self._findings = None
@@ -120,7 +122,7 @@ class Objective:
 
     @contextmanager
     def scaled(self) -> Iterator[None]:
-        """For a while f is multiplied with the scale."""
+        """Context manager in which f is multiplied by `scale`."""
         self.network.rescale(self.scale)
         try:
             yield
@@ -128,17 +130,18 @@ class Objective:
             self.network.rescale(1.0)
 
     def fit_scale(self, value: float, norm: float) -> bool:
-        """In a step: change the scale where squares of gradients are out of range.
-
-        Returns whether it changed; then all that was found before is at another scale.
+        """Within a step, change the scale if squares of gradients are out of range.
 
         Args:
-            value: f as it was found.
-            norm: ‖g‖, likewise; the same number on all ranks.
+            value: f under the current scale.
+            norm: ‖g‖ under the current scale; equal on all ranks.
+
+        Returns:
+            Whether the scale changed. If so, earlier results have the old scale.
         """
         dtype = self.parameters.dtype
         scale = fitting_scale(value, norm, self.scale, dtype)
-        if not has_squares(norm, dtype):  # on all ranks, or on none
+        if not has_squares(norm, dtype):  # all ranks take the same branch
             scale = self.ranks.agreed_number(scale)
         if scale == self.scale:
             return False
@@ -149,9 +152,9 @@ class Objective:
 
     @property
     def activation_memory(self) -> int:
-        """Bytes that activations may take."""
+        """The number of bytes for activations."""
         if self._activation_memory is None:
-            # Once: a limit that moves with the free memory would make runs differ.
+            # Measured once: a limit that follows the free memory would make runs differ.
             device = self.parameters.device
             self._activation_memory = (
                 torch.cuda.mem_get_info(device)[0] // 4
@@ -163,7 +166,7 @@ class Objective:
     # Values and gradients -----------------------------------------------------------------
 
     def value(self, data: Any) -> float:
-        """f over the data."""
+        """f over the data of all ranks."""
         sums = self.sums()
         with self.ranks.own_work():
             for batch in self.micro_batches(data):
@@ -172,7 +175,7 @@ class Objective:
         return sums.value()
 
     def losses(self, data: Any) -> Tensor:
-        """nᵢ of every sample of this rank, [N] in float64 on the CPU, L2 left out."""
+        """nᵢ of each of this rank's N samples: [N], float64, on the CPU, without L2."""
         found = []
         for batch in self.micro_batches(data):
             with self.value_mode():
@@ -184,23 +187,23 @@ class Objective:
         return torch.cat(found).cpu()
 
     def comparable_losses(self, samples: Samples) -> Tensor:
-        """The same at another time are of the same samples; if need be their sum alone [1].
+        """Losses that can be compared between passes: [N] in a fixed order, or their sum [1].
 
-        A loader may deal in another order each time.
+        The sum is used if the samples are not in memory, because a loader may change their order.
         """
         losses = self.losses(samples)
         return losses if isinstance(samples, InMemory) else losses.sum().reshape(1)
 
     def value_and_gradient(self, data: Any) -> Evaluation:
-        """f and its gradient over the data."""
+        """f and its gradient over the data, run by the engine."""
         return self.engine.launch(MeanGradient(self, data)).result()
 
     def part_of_value_and_gradient(self, data: Any, normaliser: float) -> Evaluation:
-        """What this rank adds to f and its gradient; the L2 term is rank 0's. NaN if it failed.
+        """This rank's summand of f and its gradient; see `Sums.part`.
 
         Args:
             data: this rank's samples.
-            normaliser: of all ranks' samples.
+            normaliser: Σ wᵢ over the samples of all ranks.
         """
         sums = self.sums()
         total: Tensor | None = None
@@ -209,7 +212,7 @@ class Objective:
         return sums.part(total, normaliser)
 
     def sums(self) -> Sums:
-        """For the sums of one walk over samples."""
+        """New, empty sums for one pass over samples."""
         return Sums(self.network.loss, self.parameters, self.ranks)
 
     def _add_gradients(self, sums: Sums, data: Any) -> Tensor | None:
@@ -223,17 +226,16 @@ class Objective:
     def value_gradient_and_squares(
         self, data: Any, into: MadeOfSquares | None = None
     ) -> Evaluation:
-        """f, its gradient and the mean of squared per-sample gradients, in one walk.
+        """f, its gradient and the mean of squared per-sample gradients, in one pass over the data.
 
         Args:
-            data: to walk over.
-            into: what is made of the squares, where they are wanted for nothing else: they are not
-                returned then.
+            data: the samples.
+            into: consumes the squares; if given, the squares are not returned.
         """
         return self.engine.launch(MeanSquares(self, data, into)).result()
 
     def walk(self, data: Any) -> Evaluation:
-        """f and its gradient, micro-batch by micro-batch."""
+        """f and its gradient, accumulated over micro-batches here and now."""
         sums = self.sums()
         total: Tensor | None = None
         with self.ranks.own_work():
@@ -241,7 +243,7 @@ class Objective:
         return sums.evaluation(total, None)
 
     def walk_with_squares(self, data: Any) -> Evaluation:
-        """f, its gradient and the mean of squared gradients, micro-batch by micro-batch."""
+        """f, its gradient and the mean of squared gradients, accumulated over micro-batches."""
         parameters = self.parameters
         sums = self.sums()
         total: Tensor | None = None
@@ -259,14 +261,18 @@ class Objective:
         return sums.evaluation(total, total_squares, squared=True)
 
     def _batches_for_squares(self, data: Any) -> Iterator[Batch]:
-        """Smaller ones: what goes out of Linear layers and comes back to them is held, too."""
+        """Micro-batches that leave room for the outputs of Linear layers and their cotangents."""
         for batch in self.micro_batches(data):
             held = self.findings.bytes_per_sample + 2 * self.findings.layer_bytes_per_sample
             fitting = max(1, int(self.activation_memory // held))
             yield from batch.split(self._micro_batch or fitting)
 
     def count(self, data: Any) -> Whole:
-        """The samples of all ranks together; two numbers are sent."""
+        """Number of samples and Σ wᵢ over all ranks; one all-reduce of two numbers.
+
+        Raises:
+            ValueError: Σ wᵢ is zero.
+        """
         size = normaliser = 0.0
         with self.ranks.own_work():
             for batch in self.micro_batches(data):
@@ -281,17 +287,25 @@ class Objective:
             )
         return Whole(int(size), normaliser)
 
-    # Pieces for the other rooms -----------------------------------------------------------
+    # Micro-batches and findings of the probe ----------------------------------------------
 
     def single_batch(self, samples: Samples) -> Batch | None:
-        """The samples as they are, where they are one batch that is handled at a time."""
+        """The samples as one batch, if they are in memory and fit one micro-batch; else None."""
         if not isinstance(samples, InMemory) or not samples.batch.size:
             return None
         self.probe(samples.batch)
         return samples.batch if samples.batch.size <= self.micro_batch else None
 
     def micro_batches(self, data: Any, size: int | None = None) -> Iterator[Batch]:
-        """The data in micro-batches on the parameters' device; probes the first one."""
+        """Yield the data in micro-batches on the parameters' device. Probes the first batch.
+
+        Args:
+            data: as for `as_samples`.
+            size: the most samples per micro-batch; by default `micro_batch`.
+
+        Raises:
+            LossContractError: the objective is not a mean over independent samples.
+        """
         probed = False
         for batch in as_samples(data, may_be_empty=self.ranks.together).batches():
             if batch.size == 0:
@@ -303,16 +317,21 @@ class Objective:
                 yield piece.to(self.parameters.device)
 
     def probe(self, batch: Batch) -> None:
-        """Refuse what is not a mean over samples; look again only when the model changed.
+        """Check on a batch that the objective is a mean over samples (see `contract_probe`).
 
-        Or when not everything could be told: then at the next step, and outside of steps each time.
+        The check is repeated if the model changed, or if only one sample was checked before and the
+        batch has more. An inconclusive check is repeated at the next step, or at the next call
+        outside of a step.
+
+        Raises:
+            LossContractError: the objective is not a mean over independent samples.
         """
         known = self._findings
         again = self._look_again or not self.engine.in_step
         self._look_again = False
         if known is not None:
             more_to_tell = (known.single and batch.size > 1) or (known.undecided and again)
-            if not more_to_tell and not again:  # nothing changes within a step
+            if not more_to_tell and not again:  # the model does not change within a step
                 return
         signature = probes.signature(self.network)
         if known is not None and known.signature == signature and not more_to_tell:
@@ -326,13 +345,13 @@ class Objective:
 
     @property
     def findings(self) -> probes.Findings:
-        """What the probe found out about model and loss; there is one after the first batch."""
+        """What the probe found out. Raises RuntimeError if no batch was probed yet."""
         if self._findings is None:
             raise RuntimeError("the objective has not seen a batch yet")
         return self._findings
 
     def epsilon(self) -> float:
-        """Machine epsilon of the forward pass, also on a rank that saw no sample of its own."""
+        """Machine epsilon of the forward pass, averaged over the ranks that have samples."""
         if not self.ranks.together:
             return self.findings.epsilon
         known = self._findings is not None
@@ -342,34 +361,36 @@ class Objective:
 
     @property
     def micro_batch(self) -> int:
-        """The most samples handled at a time."""
+        """The most samples per forward pass."""
         if self._micro_batch is not None:
             return self._micro_batch
         return max(1, int(self.activation_memory // self.findings.bytes_per_sample))
 
     def value_mode(self) -> AbstractContextManager[Any]:
-        """No autograd graph where only a value is wanted, unless the forward differentiates."""
+        """Context for computing values: no_grad, unless the forward pass itself differentiates."""
         return torch.enable_grad() if self.findings.forward_differentiates else torch.no_grad()
 
 
 @dataclass(frozen=True, slots=True)
 class MeanGradient:
-    """The work of finding f and its gradient over data."""
+    """Work for an engine: f and its gradient over data."""
 
     objective: Objective
     data: Any
 
     def run(self) -> Evaluation:
-        """Walk over the data."""
+        """Process the data here and now."""
         return self.objective.walk(self.data)
 
 
 @dataclass(frozen=True, slots=True)
 class MeanSquares:
-    """The work of finding f, its gradient and mean squared per-sample gradients over data.
+    """Work for an engine: f, its gradient and mean squared per-sample gradients over data.
 
     Attributes:
-        into: what is made of the squares; None to return them.
+        objective: f.
+        data: the samples.
+        into: consumes the squares; None to return them.
     """
 
     objective: Objective
@@ -377,11 +398,11 @@ class MeanSquares:
     into: MadeOfSquares | None
 
     def run(self) -> Evaluation:
-        """Walk over the data."""
+        """Process the data here and now."""
         return self.made_of(self.objective.walk_with_squares(self.data))
 
     def made_of(self, found: Evaluation) -> Evaluation:
-        """What was found, after `into` has taken the squares if there is one."""
+        """The evaluation; if there is an `into`, it consumes the squares, which become empty."""
         if self.into is None:
             return found
         self.into.take_squares(self.objective.parameters, found.squares)

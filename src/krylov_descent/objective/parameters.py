@@ -1,9 +1,8 @@
-"""One flat vector over the parameters that are trained.
+"""The trainable parameters of a module as one flat vector θ ∈ Rⁿ.
 
-The mathematics of Krylov Subspace Descent speaks of one vector θ ∈ Rⁿ. A module
-speaks of many tensors. `FlatParameters` is the only translator: it copies θ out,
-writes θ in, and cuts a vector into pieces shaped like the parameters. The
-parameters keep their own storage; nothing of the module is replaced.
+Krylov Subspace Descent is formulated for one vector, and a module holds many tensors.
+`FlatParameters` converts between them: it copies θ out, writes θ in, and splits a vector into
+pieces shaped like the parameters. The parameters keep their own storage.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,7 @@ SUPPORTED_DTYPES = (torch.float32, torch.float64)
 
 
 class Pieces(list["Tensor | None"]):
-    """Pieces of a vector [n] that was made for them: to join them takes no copy."""
+    """Pieces that are views of one vector [n], so that `FlatParameters.flatten` needs no copy."""
 
     def __init__(self, vector: Tensor, pieces: Iterable[Tensor | None]) -> None:
         super().__init__(pieces)
@@ -26,15 +25,15 @@ class Pieces(list["Tensor | None"]):
 
 
 class FlatParameters:
-    """The trainable tensors of a model, seen as one vector of `numel` numbers.
+    """The trainable tensors of a model as one vector of `numel` numbers.
 
     Args:
         parameters: the tensors, each once, in a fixed order.
         weight_decay: λ of each tensor; the objective gains ½λ‖p‖².
 
     Raises:
-        ValueError: no tensor, a tensor twice, mixed dtypes or devices.
-        TypeError: a dtype other than float32 and float64.
+        ValueError: there is no tensor, a tensor occurs twice, or dtypes or devices are mixed.
+        TypeError: a dtype is neither float32 nor float64.
     """
 
     def __init__(self, parameters: Sequence[Tensor], weight_decay: Sequence[float]) -> None:
@@ -48,7 +47,7 @@ class FlatParameters:
 
     @classmethod
     def from_groups(cls, groups: Iterable[dict[str, Any]]) -> "FlatParameters":
-        """The tensors of torch.optim parameter groups that require a gradient just now."""
+        """The tensors of torch.optim parameter groups that currently require a gradient."""
         trainable = [
             (p, group.get("weight_decay", 0.0))
             for group in groups
@@ -58,9 +57,9 @@ class FlatParameters:
         return cls([p for p, _ in trainable], [decay for _, decay in trainable])
 
     def same_as(self, other: "FlatParameters") -> bool:
-        """Whether both see the same tensors in the same order with the same weight decay.
+        """Whether both hold the same tensors in the same order with the same weight decay.
 
-        `model.double()` makes something else of the same tensors.
+        Dtype and device must agree, too, because `model.double()` changes tensors in place.
         """
         return (
             len(self.tensors) == len(other.tensors)
@@ -79,13 +78,13 @@ class FlatParameters:
         copy_each(self.tensors, self.pieces(vector))
 
     def pieces(self, vector: Tensor) -> list[Tensor]:
-        """Views of a vector [n], one shaped like each parameter; no copy."""
+        """Views of a vector [n], one like each parameter; no copy. ValueError if n is wrong."""
         if len(vector) != self.numel:
             raise ValueError(f"a vector of {self.numel} numbers is needed, found {len(vector)}")
         return views_like(vector, self.tensors)
 
     def empty_pieces(self) -> list[Tensor]:
-        """New tensors of whatever numbers, one like each parameter."""
+        """New uninitialised tensors, one like each parameter."""
         return [torch.empty_like(p) for p in self.tensors]
 
     def copied_pieces(self, vector: Tensor) -> list[Tensor]:
@@ -95,13 +94,13 @@ class FlatParameters:
         return copies
 
     def empty(self) -> Tensor:
-        """A new vector [n] of whatever numbers."""
+        """A new uninitialised vector [n]."""
         return torch.empty(self.numel, dtype=self.dtype, device=self.device)
 
     def flatten(self, pieces: Sequence[Tensor | None]) -> Tensor:
-        """A new vector [n] out of pieces shaped like the parameters; None counts as zeros.
+        """Concatenate pieces shaped like the parameters to a new vector [n]; None means zeros.
 
-        That of `Pieces` is the one that was made for them.
+        For `Pieces` the result is the vector that they are views of, without a copy.
         """
         if isinstance(pieces, Pieces):
             return pieces.vector
@@ -113,7 +112,7 @@ class FlatParameters:
         )
 
     def add(self, total: Tensor | None, pieces: Sequence[Tensor | None]) -> Tensor:
-        """The sum of a vector [n] and pieces, in place; a new vector where there is none yet."""
+        """Add pieces to the vector `total` [n] in place; flatten them if `total` is None."""
         if total is None:
             return self.flatten(pieces)
         for target, piece in zip(self.pieces(total), pieces, strict=True):
@@ -122,11 +121,11 @@ class FlatParameters:
         return total
 
     def scale_decay(self, factor: float) -> None:
-        """Multiply λ of each tensor."""
+        """Multiply λ of each tensor by a factor."""
         self.weight_decay = [factor * decay for decay in self.weight_decay]
 
     def decay_term(self) -> Tensor:
-        """½ Σ λ‖p‖² at the parameters as they are, summed in float64, still on their device."""
+        """½ Σ λ‖p‖² at the current parameters: a float64 scalar on their device."""
         total: Tensor | None = None
         for decay in set(self.weight_decay) - {0.0}:
             chosen = [
@@ -140,16 +139,16 @@ class FlatParameters:
         return torch.zeros((), dtype=torch.float64, device=self.device) if total is None else total
 
     def decay_value(self) -> float:
-        """½ Σ λ‖p‖² as a number."""
+        """½ Σ λ‖p‖² at the current parameters, read by the host."""
         return float(self.decay_term()) if any(self.weight_decay) else 0.0
 
     def scale_and_add_decay(self, result: Tensor, scale: Tensor, vector: Tensor) -> Tensor:
-        """The result [n] times a number on its device, plus λ ⊙ vector; in place."""
+        """Replace `result` [n] by scale · result + λ ⊙ vector; `scale` is a scalar tensor."""
         self.add_decay(result.mul_(scale), vector)
         return result
 
     def add_decay(self, result: Tensor, vector: Tensor | None = None) -> None:
-        """Add λ ⊙ vector to the result [n], in place; the vector is θ itself where not given."""
+        """Add λ ⊙ vector to `result` [n] in place; the vector is θ by default."""
         decays = set(self.weight_decay)
         if decays == {0.0}:
             return

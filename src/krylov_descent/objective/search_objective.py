@@ -1,11 +1,11 @@
 """The objective as a function of a few coordinates: a → f_C(θ + V̄a).
 
-This is what BFGS minimises in a step (paper, Algorithm 3, line 11). The noise of its values is
-measured, not assumed: the search must go on until the noise and stop there. How large the noise is
-depends on float64, float32, tf32 or bfloat16, on the model and on the number of samples.
+BFGS minimises this function in a step (paper, Algorithm 3, line 11). The search must continue down
+to the rounding noise of the function's values and stop there. So the noise is measured. It depends
+on the precision (float64, float32, tf32 or bfloat16), on the model and on the number of samples.
 
-With several ranks each one evaluates its part of C, projects its part of the gradient, and sends
-value and projected gradient. No vector of parameters is sent, unless the basis itself is sharded.
+With several ranks, each rank evaluates its part of C and projects its part of the gradient. Ranks
+sum values and projected gradients. No vector [n] is sent, unless the basis itself is sharded.
 """
 
 import math
@@ -31,11 +31,11 @@ from krylov_descent.objective.objective import Objective
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A step d by which the parameters were moved.
+    """A step d that was added to the parameters.
 
     Attributes:
-        pieces: of d, new tensors like the parameters.
-        norm: ‖d‖ in their precision.
+        pieces: the pieces of d, as new tensors like the parameters.
+        norm: ‖d‖, computed in the dtype of the parameters.
     """
 
     pieces: list[Tensor]
@@ -45,18 +45,18 @@ class Taken:
 class SearchObjective:
     """f_C over the coordinates of a subspace, around θ.
 
-    Evaluating may write the point into the module's parameters, and leaves it there.
+    An evaluation may overwrite the module's parameters with the point it evaluates.
 
     Args:
         objective: f.
-        samples: the set C; with several ranks this rank's part of it.
-        previous: gives the last step of the optimiser [n], zeros if there is none.
-        theta: a copy of the parameters [n], where there is one; else it is made.
+        samples: the set C; with several ranks this rank's part of C.
+        previous: returns the last step of the optimiser [n], zeros if there is none.
+        theta: a copy of the parameters [n]; made here if None.
 
     Attributes:
         theta: θ [n], an exact copy of the parameters.
-        samples: |C| on all ranks together, known after the first evaluation.
-        samples_seen: by all evaluations so far, on all ranks together.
+        samples: |C| over all ranks, known after the first evaluation.
+        samples_seen: the samples of all evaluations so far, over all ranks.
     """
 
     def __init__(
@@ -74,15 +74,18 @@ class SearchObjective:
         self._coordinates: Coordinates
 
     def over(self, subspace: Subspace, coordinates: Coordinates) -> "SearchObjective":
-        """The same in the coordinates of a subspace, which it takes before the first evaluation."""
+        """Set the subspace and its coordinates, before the first evaluation; returns itself."""
         self._subspace, self._coordinates = subspace, coordinates
-        if self._ranks.together:  # parts of means are divided by what all ranks have
+        if self._ranks.together:  # each rank divides its part by the total Σ wᵢ
             whole = self._objective.count(self._set)
             self.samples, self._normaliser = whole.samples, whole.normaliser
         return self
 
     def __call__(self, a: Vector) -> tuple[float, Vector]:
-        """Value and gradient V̄ᵀ∇f [r] at a [r]; one gradient over C. Ranks send r + 1 numbers."""
+        """Value and gradient V̄ᵀ∇f [r] at a [r].
+
+        Cost: one gradient over C; with several ranks an all-reduce of r + 1 numbers.
+        """
         self._move_by(self.direction(a))
         if self._ranks.together:
             found = self._objective.part_of_value_and_gradient(self._set, self._normaliser)
@@ -99,7 +102,7 @@ class SearchObjective:
         return value, gradient
 
     def start(self) -> tuple[float, Vector]:
-        """Value and gradient at a = 0, with which a search begins."""
+        """Value and gradient [r] at a = 0, where a search begins."""
         return self(np.zeros(self._subspace.rank))
 
     def direction(self, a: Vector) -> Tensor:
@@ -107,11 +110,11 @@ class SearchObjective:
         return self._subspace.combine(torch.from_numpy(self._coordinates.to_basis(a)))
 
     def take(self, a: Vector) -> Taken:
-        """Move the parameters to θ + V̄a, a [r]; the last point that is asked for."""
+        """Move the parameters to θ + V̄a, a [r]. Call this last."""
         return self.take_step(self._ranks.agreed(self.direction(a)))
 
     def take_step(self, step: Tensor) -> Taken:
-        """Move the parameters to θ + step, a vector [n] that is the same on all ranks."""
+        """Move the parameters to θ + step. The vector `step` [n] must be equal on all ranks."""
         parameters = self._objective.parameters
         norm = float(step.norm())
         parameters.assign(self.theta + step)
@@ -122,20 +125,21 @@ class SearchObjective:
         self._objective.parameters.assign(self.theta)
 
     def value(self) -> float:
-        """f_C at the parameters as they are."""
+        """f_C at the current parameters."""
         return self._objective.value(self._set)
 
     def noise(self, value: float, gradient: Vector) -> float:
-        """Standard deviation of the rounding error of a value; four forward passes over C.
+        """Standard deviation of the rounding error of a value; at least four forward passes over C.
 
-        Measured along the previous step: that is as long as steps are here, and known before there
-        is a basis. Where it tells nothing, or so much that a search would end before it begins, the
-        step with which a search begins is asked, too. By itself that is no measure: it may be
-        hundreds of times as long as what comes of the search, and the noise thousands of times.
+        The noise is measured along the previous step of the optimiser, which has a typical length
+        and is known before the basis. If that measurement is inconclusive, or so large that the
+        search would end at once, the noise is also measured along the first step of the search,
+        and the smaller estimate counts. The first step alone is a poor measure: it may be hundreds
+        of times as long as the result of the search, and its noise thousands of times as large.
 
         Args:
-            value: at a = 0.
-            gradient: there [r].
+            value: f_C at a = 0.
+            gradient: the gradient at a = 0 [r].
         """
         epsilon = self._objective.epsilon()
         limit = math.sqrt(epsilon) * abs(value)
@@ -144,26 +148,26 @@ class SearchObjective:
         if not 0 < noise < predicted_decrease:
             first = self.direction(gradient)
             again = settled_noise(lambda part: self._noise_along(first, part, epsilon), limit)
-            noise = min(noise or math.inf, again or math.inf)  # of what tells something
+            noise = min(noise or math.inf, again or math.inf)  # ignore inconclusive zeros
         if math.isfinite(noise):
             return noise
-        # There is no neighbourhood to look at: rounding of the last operation alone.
+        # No measurement is conclusive: assume the rounding of the last operation alone.
         return epsilon * abs(value) / math.sqrt(self.samples)
 
     def _noise_along_previous(self, epsilon: float, limit: float) -> float:
-        """Along the previous step; 0 where that tells nothing."""
+        """Noise along the previous step; 0 if there is none, infinity if inconclusive."""
         step = self._previous()
         if not bool(step.any()):
             return 0.0
         return settled_noise(lambda part: self._noise_along(step, part, epsilon), limit)
 
     def _noise_along(self, direction: Tensor, part: float, epsilon: float) -> float:
-        """At `noise_steps` along a part of a step [n]; NaN where a loss is not finite."""
+        """Noise at `noise_steps` along part · direction [n]; NaN if a loss is not finite."""
         rows = []
         for back in noise_steps(epsilon):
             self._move_by(part * back * direction)
             with self._ranks.own_work():
-                # Where C comes in another order each time, their sums alone.
+                # A sum instead of single losses if the order of C may change between passes.
                 rows.append(self._objective.comparable_losses(self._set))
         self.samples_seen += NOISE_POINTS * self.samples
         return noise_over_ranks(rows, NOISE_POINTS, self._ranks) / self._normaliser
@@ -174,12 +178,12 @@ class SearchObjective:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The work of preparing the search on C. It reads the parameters as they are.
+    """Work for an engine: prepare the search on C around the current parameters.
 
     Attributes:
         objective: f.
         samples: the set C.
-        previous: gives the last step of the optimiser [n], zeros if there is none.
+        previous: returns the last step of the optimiser [n], zeros if there is none.
     """
 
     objective: Objective
@@ -187,5 +191,5 @@ class Search:
     previous: Callable[[], Tensor]
 
     def run(self) -> SearchObjective:
-        """Copy θ; evaluations come when they are asked for."""
+        """Copy θ. Nothing is evaluated yet."""
         return SearchObjective(self.objective, self.samples, self.previous)

@@ -1,9 +1,9 @@
 """The sets B (curvature) and C (objective in the subspace) of a step (paper, Section 4).
 
-Both are drawn anew each step, from a generator that belongs to the step, and held in memory
-while it lasts, so that random augmentation cannot make the objective noisy. From data with a
-length they are drawn by index. From a stream they are drawn on the way through it: each sample
-gets a random key and those with the smallest keys are kept.
+Both sets are drawn anew at each step, from a generator seeded for that step. They stay in memory
+during the step, so that random augmentation cannot make the objective noisy. Data with a length
+are sampled by index. A stream is sampled in one pass: each sample gets a random key, and the
+samples with the smallest keys are kept.
 """
 
 import math
@@ -19,27 +19,30 @@ from krylov_descent.runtime.ranks import Ranks, Shard
 from krylov_descent.runtime.threads import one_thread
 
 Size = int | float | Literal["auto", "fixed", "paper"]
-# Below this a tenth of the samples is too few to say anything about curvature; sets that grow may
-# begin with less.
+# Fewer samples than LEAST_FIXED say too little about curvature. A set that grows may begin with
+# LEAST_GROWING samples.
 LEAST_FIXED, LEAST_GROWING = 1000, 250
-# A stream is over before its length is known, so more is held back than is wanted so far: a
-# larger fraction of what flows by, and some samples more. How many keys lie below 1.25 times the
-# fraction falls behind the number wanted by more than s with probability exp(-0.46 s), ever.
+# The length of a stream is unknown until its end, so more samples are kept than B and C need so
+# far: those with keys below STREAM_SLACK times their fraction, and STREAM_MARGIN samples more. The
+# probability that the number of keys below 1.25 times the fraction ever falls short of the number
+# needed by more than s is exp(-0.46 s).
 STREAM_SLACK, STREAM_MARGIN = 1.25, 50
 
 
 @dataclass(frozen=True, slots=True)
 class SubsetSizes:
-    """How large B and C are wanted: samples (int), a fraction (float), or a word.
+    """The requested sizes of B and C: a number of samples (int), a fraction (float), or a word.
+
+    For N samples the word "paper" means N/K samples, "fixed" means max(N/K, 1,000), and "auto"
+    means max(N/K, `least`) · 2^`doublings`.
 
     Attributes:
-        curvature: of B.
-        objective: of C.
-        dimension: K, of which "paper" (N/K), "fixed" (the same, but at least 1,000) and "auto" (at
-            least `least`, times 2 to the number of doublings) speak.
-        least: the fewest samples that a growing set begins with.
-        doublings: so far.
-        growth: how many times as many samples as asked for.
+        curvature: size of B.
+        objective: size of C.
+        dimension: K.
+        least: the fewest samples with which an "auto" set begins.
+        doublings: how many times "auto" sets have been doubled so far.
+        growth: a factor on every size.
     """
 
     curvature: Size
@@ -51,14 +54,14 @@ class SubsetSizes:
 
     @property
     def grow(self) -> bool:
-        """Whether there is a set whose size is not settled."""
+        """Whether the size of B or C is "auto", so that it may still grow."""
         return "auto" in (self.curvature, self.objective)
 
     def of(self, total: int) -> tuple[int, int]:
         """|B| and |C| for `total` samples.
 
         Raises:
-            ValueError: a size asked for by number is larger than the data.
+            ValueError: a size given as a number of samples is larger than `total`.
         """
         for wanted in (self.curvature, self.objective):
             if isinstance(wanted, int) and wanted > total:
@@ -69,20 +72,20 @@ class SubsetSizes:
         sizes = self._resolve(self.curvature, total), self._resolve(self.objective, total)
         if sum(sizes) <= total:
             return sizes
-        # Too few for disjoint sets of a useful size: the automatic ones take all samples.
+        # Disjoint sets of a useful size do not fit: "auto" and "fixed" sets take all samples.
         return (
             total if self.curvature in ("auto", "fixed") else sizes[0],
             total if self.objective in ("auto", "fixed") else sizes[1],
         )
 
     def wanted_of_stream(self, seen: int) -> int:
-        """How many samples B and C need together if the stream ended now."""
+        """|B| + |C| if the stream ended after `seen` samples; at most `seen`."""
         both = self._resolve(self.curvature, seen) + self._resolve(self.objective, seen)
         return min(seen, both)
 
     @property
     def fraction(self) -> float:
-        """The part of an ever longer stream that B and C take together."""
+        """The limit of (|B| + |C|) / N as the length N of a stream grows."""
         return self.growth * sum(
             wanted if isinstance(wanted, float) else self._factor(wanted) / self.dimension
             for wanted in (self.curvature, self.objective)
@@ -107,7 +110,11 @@ class SubsetSizes:
     def checked(
         cls, subset_size: "Size | tuple[Size, Size]", dimension: int, least: int = LEAST_FIXED
     ) -> "SubsetSizes":
-        """One size for both sets, or a pair (B, C), with each checked."""
+        """Sizes from one size for both sets, or from a pair (B, C).
+
+        Raises:
+            ValueError: a size is none of the words, no count ≥ 1 and no fraction in (0, 1].
+        """
         pair: tuple[Any, ...] = (
             subset_size if isinstance(subset_size, tuple) else (subset_size, subset_size)
         )
@@ -136,14 +143,22 @@ def draw(
     generator: torch.Generator,
     shard: Shard | None = None,
 ) -> tuple[Samples, Samples]:
-    """B and C from samples that are indexed; disjoint where both fit, else as far as possible.
+    """Draw B and C from indexed samples; disjoint if both fit, else with the smallest overlap.
+
+    Indices are drawn from the samples of all ranks, and each rank selects those it holds.
 
     Args:
-        samples: of this rank.
-        sizes: of B and C on all ranks together.
-        generator: in the same state on every rank.
-        shard: where the samples lie among those of all ranks; they are all of them if left out.
-            The indices are drawn from all, and each rank takes what it has of them.
+        samples: this rank's samples.
+        sizes: the sizes of B and C over all ranks.
+        generator: must be in the same state on every rank.
+        shard: position of this rank's samples among the samples of all ranks; by default this rank
+            holds all samples.
+
+    Returns:
+        This rank's parts of B and C.
+
+    Raises:
+        ValueError: a size is larger than the data.
     """
     shard = shard or Shard(0, len(samples), len(samples))
     total = shard.total
@@ -165,16 +180,15 @@ def _select(samples: Samples, indices: Tensor) -> Samples:
 
 
 class Reservoir(Samples):
-    """A stream that keeps a random part of what flows through it.
+    """A stream that keeps a random subset of its samples for B and C.
 
-    Walk over `batches` once, then ask for `draw`.
+    Iterate over `batches` once, then call `draw`.
 
     Args:
-        stream: of this rank.
-        sizes: of B and C, on all ranks together.
-        generator: of the keys.
-        ranks: among which the samples with the smallest keys are found; alone if left out. The
-            generator must be another one on each.
+        stream: this rank's stream.
+        sizes: the sizes of B and C over all ranks.
+        generator: draws the keys; it must be seeded differently on each rank.
+        ranks: the ranks that draw together; by default this process alone.
     """
 
     def __init__(
@@ -190,9 +204,9 @@ class Reservoir(Samples):
         self._seen = 0
 
     def batches(self) -> Iterator[Batch]:
-        """The stream's batches; each is looked at for B and C after it was used.
+        """Yield the stream's batches. Samples of a batch are kept after the caller has used it.
 
-        What is kept of it is copied: a stream may fill the same tensors again.
+        Kept samples are copied unless the data are in memory: a stream may reuse its tensors.
         """
         for batch in self._stream.batches():
             yield batch
@@ -201,12 +215,12 @@ class Reservoir(Samples):
                 self._seen += batch.size
                 self._kept.append((keys, batch))
                 self._prune()
-                whole = self._kept[-1][1] is batch  # else pruning has copied some rows of it
+                whole = self._kept[-1][1] is batch  # otherwise pruning has copied the kept rows
                 if whole and not isinstance(self._stream, InMemory):
                     self._kept[-1] = keys, batch.map(torch.clone)
 
     def draw(self) -> tuple[Samples, Samples]:
-        """B and C, disjoint where both fit."""
+        """This rank's parts of B and C, disjoint if both fit. Ranks exchange all kept keys."""
         ranks = self._ranks
         own = torch.cat([torch.empty(0, dtype=torch.float64), *(keys for keys, _ in self._kept)])
         everyone = ranks.gather_numbers(own)
@@ -236,11 +250,11 @@ class Reservoir(Samples):
         return InMemory(Batch(inputs, targets, size))
 
     def _prune(self) -> None:
-        """Drop what can no longer be among the smallest keys wanted at the end.
+        """Drop samples whose keys are too large to be among the smallest at the end of the stream.
 
-        At the end the m(N) smallest keys are wanted, with m growing in N at most in proportion.
-        So a key stays when it is among the m(seen) smallest, or below the fraction m(N)/N itself,
-        with some slack for chance where m grows.
+        At the end the m(N) smallest keys are needed, where m grows at most in proportion to N. So a
+        key is kept if it is among the m(seen) smallest or below the fraction m(N)/N. If m grows, a
+        margin and a slack factor allow for chance.
         """
         held = sum(len(keys) for keys, _ in self._kept)
         wanted = self._sizes.wanted_of_stream(self._seen)

@@ -1,9 +1,9 @@
-"""What torch wraps around models for several processes: set aside where it can be, else refused.
+"""Torch's wrappers of models for several processes: bypassed if possible, else refused.
 
-DistributedDataParallel and `replicate` sum gradients in hooks of `backward()`, which is not called
-here, and exchange buffers in forward passes, of which ranks make unequal numbers here. The sums
-over ranks are made in `ranks`, so these wrappers have nothing to do: wherever in the model
-they are, they are set aside for the time of a forward pass.
+DistributedDataParallel and `replicate` sum gradients in hooks of `backward()`, which this library
+does not call. They also exchange buffers in every forward pass, but here ranks make unequal
+numbers of forward passes. `ranks` computes the sums over ranks instead. So these wrappers are
+bypassed during a forward pass, wherever they are in the model.
 
 FSDP and tensor parallelism leave no rank with whole parameters. They are refused.
 """
@@ -32,7 +32,7 @@ WHAT_TO_DO = (
 
 
 def without_ddp(model: nn.Module) -> nn.Module:
-    """The module inside, of a model that is a DistributedDataParallel."""
+    """The module inside DistributedDataParallel; the model itself if it is not wrapped."""
     inside: Any = model
     while _is_ddp(inside):
         inside = inside.module
@@ -41,7 +41,7 @@ def without_ddp(model: nn.Module) -> nn.Module:
 
 
 def without_any(model: nn.Module) -> nn.Module:
-    """The module inside of DistributedDataParallel and torch.compile, in whatever order."""
+    """The module inside DistributedDataParallel and torch.compile, nested in any order."""
     inside: Any = without_ddp(model)
     while (original := compiled_from(inside)) is not None:
         inside = without_ddp(original)
@@ -50,15 +50,15 @@ def without_any(model: nn.Module) -> nn.Module:
 
 
 def ddp_in(model: nn.Module) -> list[nn.Module]:
-    """Its modules that are a DistributedDataParallel, or that `replicate` was called with."""
+    """The submodules that are a DistributedDataParallel, or that `replicate` was called on."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return []  # then there is none, and every step asks
+        return []  # there can be none, and every step calls this
     return [module for module in modules_in(model) if _is_ddp(module) or _is_replicated(module)]
 
 
 @contextmanager
 def set_aside(wrappers: Sequence[nn.Module]) -> Iterator[None]:
-    """For a while, these of `ddp_in` do what the module inside does, and nothing else."""
+    """Context manager in which wrappers found by `ddp_in` only call the module inside."""
     changes = [(vars(module), _bare(module)) for module in wrappers]
     before = [{name: own[name] for name in bare if name in own} for own, bare in changes]
     for own, bare in changes:
@@ -73,10 +73,10 @@ def set_aside(wrappers: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def check_whole(model: nn.Module) -> None:
-    """Refuse a model whose parameters or buffers are divided among ranks.
+    """Refuse a model whose parameters or buffers are sharded over ranks.
 
     Raises:
-        TypeError: it holds a FullyShardedDataParallel or a DTensor; the message names which.
+        TypeError: the model holds a FullyShardedDataParallel or a DTensor; the message names it.
     """
     fsdp = _loaded("torch.distributed.fsdp", "FullyShardedDataParallel")
     for name, module in model.named_modules():
@@ -110,7 +110,7 @@ def _is_replicated(module: nn.Module) -> bool:
 
 
 def _bare(module: nn.Module) -> dict[str, Any]:
-    """The attributes with which a wrapper does nothing of its own."""
+    """The attributes of a wrapper that make it only call the module inside."""
     if _is_ddp(module):
         return {"forward": module.module}
     return {
@@ -122,5 +122,5 @@ def _bare(module: nn.Module) -> dict[str, Any]:
 
 
 def _loaded(module: str, name: str) -> Any:
-    """A class of a module; None where nobody has loaded that yet, which would take a second."""
+    """A class of a module; None if the module is not imported. Importing it takes a second."""
     return getattr(sys.modules.get(module), name, None)

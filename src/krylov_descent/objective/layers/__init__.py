@@ -1,1 +1,1 @@
-"""Linear layers seen from outside: what goes in, what comes out, what comes back."""
+"""Derivatives through Linear layers, computed from their inputs, outputs and output gradients."""

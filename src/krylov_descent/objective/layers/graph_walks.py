@@ -1,6 +1,6 @@
-"""Walks through the autograd graph of a forward pass: what it uses, and what it looks like.
+"""Traversals of the autograd graph of a forward pass: the leaves it uses, and its structure.
 
-A walk reads the edges of the graph and no numbers. Its cost is about a microsecond an edge.
+A traversal reads the edges of the graph and no tensor data. It takes about a microsecond per edge.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,26 +12,28 @@ from torch.autograd.graph import get_gradient_edge
 from krylov_descent.objective.layers.linear_layers import LinearLayer
 from krylov_descent.runtime.private import leaf_of
 
-# A node of the autograd graph, for which torch has no public class with these attributes.
+# A node of the autograd graph. Torch has no public class with the attributes used here.
 Node = Any
 
 
 def layers_used_elsewhere(roots: Sequence[Tensor], layers: Sequence[LinearLayer]) -> set[int]:
-    """Which layers have a weight or bias that the roots reach by a way around the layer's outputs.
+    """The layers whose weight or bias affects the roots other than through the layer's outputs.
 
-    For all other layers ∂roots/∂W is δᵀx. A penalty on the weight, the weight in a function or in
-    another layer, and a derivative that the forward pass takes through the layer are ways around.
+    For all other layers ∂roots/∂W is δᵀx. Examples of other uses are a penalty on the weight, the
+    weight in a function or in another layer, and a derivative that the forward pass takes through
+    the layer.
 
     Args:
-        roots: what derivatives are taken of.
-        layers: of the forward pass that gave the roots, with outputs in the graph.
+        roots: the tensors that are differentiated.
+        layers: recorded in the forward pass that computed the roots, with outputs in the graph.
 
     Returns:
         Indices of layers.
     """
-    # Between z and x of a call are the nodes of the call itself, down to weight and bias. Any edge
-    # that leads into them, other than to z and from among them, is another use. Uses cannot just be
-    # counted at the parameters: a derivative through the layer enters at Wᵀ, a node of the call.
+    # The nodes between z and x of a call, down to weight and bias, belong to the call. An edge into
+    # one of them is another use, unless it comes from z or from a node of the call. Counting the
+    # uses of a parameter is not enough: a derivative through the layer enters at Wᵀ, a node of the
+    # call.
     own: dict[Node, set[int]] = {}
     heads: dict[Node, set[int]] = {}
     for index, layer in enumerate(layers):
@@ -51,16 +53,16 @@ def layers_used_elsewhere(roots: Sequence[Tensor], layers: Sequence[LinearLayer]
 def edges(roots: Sequence[Tensor]) -> Iterator[tuple[Node | None, Node]]:
     """All edges (node, child) of the graph of the roots, each once, in a fixed order.
 
-    The node is None for an edge that leads to a root, which may be a parameter.
+    For each root, which may be a parameter, there is an edge (None, node of the root).
     """
-    # By its edge: a leaf has no grad_fn.
+    # From the gradient edge, because a leaf has no grad_fn.
     nodes = [get_gradient_edge(root).node for root in roots if root.requires_grad]
     yield from ((None, node) for node in nodes)
     yield from _edges(nodes)
 
 
 def leaves(roots: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The tensors at which the graph of the roots ends, once for each use."""
+    """The leaf tensors of the graph of the roots, once for each use."""
     for _, child in edges(roots):
         leaf = leaf_of(child)
         if leaf is not None:
@@ -68,10 +70,10 @@ def leaves(roots: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def structure(roots: Sequence[Tensor], parameters: Sequence[Tensor]) -> int:
-    """A hash of all operations in the graph of the roots, and of which parameters they use.
+    """A hash of the operations in the graph of the roots and of the parameters they use.
 
-    Graphs of two forward passes that decide alike have the same one. It knows no numbers, and it
-    differs between two processes.
+    Two forward passes that take the same branches have the same hash, whatever the tensor values.
+    The hash differs between processes.
     """
     position = {id(p): i for i, p in enumerate(parameters)}
     numbers: dict[Node, int] = {}
@@ -79,14 +81,14 @@ def structure(roots: Sequence[Tensor], parameters: Sequence[Tensor]) -> int:
     for node, child in edges(roots):
         leaf = leaf_of(child)
         place = None if leaf is None else position.get(id(leaf))
-        # A node gets its number when it is first seen, as a child.
+        # Nodes are numbered in the order in which they are first seen as a child.
         number = numbers.setdefault(child, len(numbers))
         found.append((numbers.get(node), number, child.name(), place))
     return hash(tuple(found))
 
 
 def _edges(nodes: Sequence[Node], end: Node | None = None) -> Iterator[tuple[Node, Node]]:
-    """All edges (node, child) from these nodes on, but for those that lead to the end."""
+    """All edges (node, child) reachable from `nodes`, without those that lead to `end`."""
     left = list(dict.fromkeys(nodes))
     seen = set(left)
     while left:

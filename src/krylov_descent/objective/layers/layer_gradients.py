@@ -1,6 +1,6 @@
-"""Derivatives by way of the outputs of Linear layers, from and to all parameters of a network.
+"""Derivatives with respect to all parameters, by way of the outputs of Linear layers.
 
-Gradients of layers are written where they belong in a vector.
+The gradients of layers are written directly to their places in one flat vector.
 """
 
 import functools
@@ -23,26 +23,26 @@ from krylov_descent.objective.network import Network, require_graph
 from krylov_descent.objective.parameters import Pieces
 from krylov_descent.runtime.ops import operations
 
-# Parameters of a model whose products take longer than to look at their numbers.
+# From this many parameters on, matrix products take longer than scanning their operands.
 LARGE = 1 << 16
-# Of the products with a direction, which a forward pass comes to one by one, so many at a time.
+# How many layers' tangents dz may be computed concurrently with the pass that consumes them.
 AT_A_TIME = 3
 
 
 class Reach:
-    """What derivatives are taken with respect to, instead of the parameters themselves.
+    """The tensors that autograd differentiates with respect to, in place of the parameters.
 
     Args:
-        network: whose parameters are meant.
-        layers: of its forward pass; those that cannot be used (see `layer_trust`) are left to
+        network: the network whose parameters are meant.
+        layers: recorded in its forward pass; unusable ones (see `layer_trust`) are left to
             autograd.
-        roots: what derivatives are taken of.
+        roots: the tensors that are differentiated.
 
     Attributes:
-        tensors: the outputs of the usable layers, as their places in the graph, which hold no
-            numbers, and the parameters of everything else.
+        tensors: the gradient edges of the usable layers' outputs, which hold no data, followed by
+            the parameters outside of these layers.
 
-    Memory: where a layer is called several times, a copy of its inputs.
+    Memory: a copy of the inputs of each layer that is called several times.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Reach:
         network.check_leaves(roots)
         self._parameters = network.parameters
         parameters = network.parameters.tensors
-        # Modules hold the original parameters, also where the network works on aliases.
+        # Modules hold the original parameters, even if the network works on aliases.
         position = {id(p): i for i, p in enumerate(network.original.parameters.tensors)}
         ones = functools.cache(partial(torch.ones, 1, device=network.parameters.device))
         self._layers = [
@@ -59,17 +59,17 @@ class Reach:
         ]
         covered = {i for layer in self._layers for i in (layer.weight, layer.bias)}
         self._rest = [i for i in range(len(parameters)) if i not in covered]
-        # Tensors and gradient edges; torch's annotations know lists of the one or the other.
+        # Torch's annotations do not allow a list of both tensors and gradient edges.
         self.tensors: list[Any] = [z for layer in self._layers for z in layer.outputs]
         self.tensors += [parameters[i] for i in self._rest]
 
     @property
     def on_cpu_and_large(self) -> bool:
-        """Whether arithmetic is what takes the time."""
+        """Whether arithmetic dominates the run time: a model on a CPU with `LARGE` parameters."""
         return self._parameters.device.type == "cpu" and self._parameters.numel >= LARGE
 
     def gradients(self, losses: Tensor) -> list[Tensor | None]:
-        """∂ Σ losses / ∂p for each parameter; None where the losses do not depend on it."""
+        """∂ Σ losses / ∂p for each parameter; None if the losses do not depend on it."""
         require_graph(losses)
         room = self.room()
         ones = operations().ones(losses)
@@ -77,10 +77,10 @@ class Reach:
         return self.to_parameters(found, room)
 
     def room(self) -> "Room":
-        """For derivatives towards the parameters; asked for before all that they are made of.
+        """Allocate the vector for `to_parameters`; call it before the cotangents are computed.
 
-        They are written where they belong in a vector, which saves a copy of all of it; but not
-        where operations want tensors that begin evenly in memory.
+        Writing gradients directly into the vector saves a copy of n numbers. There is no vector if
+        operations need tensors that are aligned in memory.
         """
         vector: Tensor | None = None
         places: Sequence[Tensor | None] = [None] * len(self._parameters.tensors)
@@ -92,14 +92,22 @@ class Reach:
     def to_parameters(
         self, cotangents: Sequence[Tensor | None], room: "Room"
     ) -> list[Tensor | None]:
-        """From a derivative towards `tensors` to one towards the parameters."""
+        """Map cotangents of `tensors` to cotangents of the parameters, one per parameter.
+
+        Args:
+            cotangents: one per tensor of `tensors`; None if nothing depends on it.
+            room: where to write the results, from `room()`.
+
+        Returns:
+            `Pieces` of the room's vector if there is one and no cotangent is None; else a list.
+        """
         pieces: list[Tensor | None] = [None] * len(self._parameters.tensors)
         start, deltas = 0, list[tuple[Factored, Tensor]]()
         for layer in self._layers:
             delta = layer.joined(cotangents[start : (start := start + len(layer.outputs))])
             if delta is not None:
                 deltas.append((layer, delta))
-        # Those of weights first: the others are short, and fit beside them.
+        # Gradients of weights first: those of biases are short and fit beside them.
         places, jobs = list[int](), list[Callable[[], Tensor]]()
         for layer, delta in reversed(deltas):
             if layer.weight is not None:
@@ -118,9 +126,9 @@ class Reach:
         return Pieces(room.vector, pieces)
 
     def from_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
-        """From a direction in the parameters to the one that it causes in `tensors`."""
+        """Map a direction in the parameters, one piece each, to the tangents of `tensors`."""
         jobs = [partial(layer.from_parameters, pieces) for layer in self._layers]
-        # What goes on from the first layer need not wait for the others.
+        # The pass that starts at the first layer need not wait for the other tangents.
         others = operations().begin(jobs[1:], AT_A_TIME)
         moved = [dz for of_layer in (*(job() for job in jobs[:1]), *others) for dz in of_layer]
         return moved + [pieces[i] for i in self._rest]
@@ -128,11 +136,11 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """For derivatives towards the parameters.
+    """Memory for the derivatives with respect to the parameters.
 
     Attributes:
-        vector: of all of them [n]; None where each has a place of its own.
-        places: for each parameter, in that vector.
+        vector: for all derivatives [n]; None if each one gets a tensor of its own.
+        places: the view of `vector` for each parameter; None if there is no vector.
     """
 
     vector: Tensor | None
@@ -140,7 +148,7 @@ class Room:
 
 
 def losses_and_reach(network: Network, batch: Batch) -> tuple[Tensor, Reach]:
-    """The losses of a batch [size], in the graph, and what has their gradients."""
+    """The losses of a batch [size] in the autograd graph, and the `Reach` of their gradients."""
     with recorded_linear_layers(network.eager) as layers:
         losses = network.sample_losses(batch, eager=True)
     return losses, Reach(network, layers, [losses])
@@ -153,5 +161,5 @@ def losses_and_gradients(network: Network, batch: Batch) -> tuple[Tensor, list[T
 
 
 def _written(cotangent: Tensor | None, place: Tensor | None) -> Tensor | None:
-    """The cotangent, at its place where there is one."""
+    """The cotangent, copied to its place if there is one."""
     return cotangent if cotangent is None or place is None else place.copy_(cotangent)

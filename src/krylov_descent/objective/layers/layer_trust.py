@@ -1,10 +1,10 @@
-"""Which Linear layers are what they seem from outside (see `linear_layers`).
+"""Decide for which Linear layers the gradient of the weight is δᵀx (see `linear_layers`).
 
-Two checks decide, and a layer must pass both:
+A layer must pass two checks:
 
-- once for a model, on a few samples: δᵀx is autograd's own gradient (`trusted_layers`);
-- in the graph of every forward pass that is differentiated: nothing but the layer's calls uses its
-  weight and bias (`usable_layers`). A model may tie or reuse a weight, penalise it or differentiate
+- once per model, on a few samples: δᵀx agrees with autograd's gradient (`trusted_layers`);
+- in the graph of every forward pass that is differentiated: only the layer's calls use its weight
+  and bias (`usable_layers`). A model may tie or reuse a weight, penalise it or differentiate
   through it at some steps or for some samples only.
 
 A layer that fails is left to autograd.
@@ -22,12 +22,12 @@ from krylov_descent.objective.layers.linear_layers import Factored, LinearLayer
 from krylov_descent.objective.loss_scale import length
 from krylov_descent.objective.network import Network
 
-# Of δᵀx: under autocast and in tf32 autograd's own gradient is rounded to few digits.
+# Relative tolerances. Under autocast and in tf32 autograd's own gradient has only a few digits.
 FINE_TOLERANCE, COARSE_TOLERANCE = 1e-3, 3e-2
 
 
 def trust_tolerance(epsilon: float) -> float:
-    """How far δᵀx may be from autograd's own gradient, for an arithmetic of this epsilon."""
+    """The allowed relative difference of δᵀx and autograd's gradient, given machine epsilon."""
     return FINE_TOLERANCE if epsilon < FINE_TOLERANCE / 10 else COARSE_TOLERANCE
 
 
@@ -37,9 +37,9 @@ def usable_layers(
     """The trusted layers for which ∂roots/∂W is δᵀx in this graph.
 
     Args:
-        network: the model, or aliases of it.
-        roots: what is differentiated.
-        layers: of the forward pass that gave the roots.
+        network: the model, possibly on aliases of its parameters.
+        roots: the tensors that are differentiated.
+        layers: recorded in the forward pass that computed the roots.
     """
     names = {id(module): name for name, module in network.eager.named_modules()}
     trusted = [layer for layer in layers if names.get(id(layer.module)) in network.trusted_layers]
@@ -47,7 +47,7 @@ def usable_layers(
 
 
 def used_nowhere_else(roots: Sequence[Tensor], layers: Sequence[LinearLayer]) -> list[LinearLayer]:
-    """Those layers whose calls are all that the graph of the roots knows of their parameters."""
+    """The layers whose parameters enter the graph of the roots only through the layer's calls."""
     there = [layer for layer in layers if layer.in_graph()]
     elsewhere = layers_used_elsewhere(roots, there)
     return [layer for i, layer in enumerate(there) if i not in elsewhere]
@@ -60,14 +60,14 @@ def trusted_layers(
     exact: Sequence[Tensor | None],
     epsilon: float,
 ) -> frozenset[str]:
-    """The names of those layers whose δᵀx is autograd's own gradient.
+    """The names of the layers for which δᵀx agrees with autograd's gradient.
 
     Args:
         network: the model.
-        losses: of a few samples.
-        layers: of the forward pass that gave them.
-        exact: autograd's gradients of their sum.
-        epsilon: of its arithmetic.
+        losses: of a few samples [m], in the autograd graph.
+        layers: recorded in the forward pass that computed the losses.
+        exact: autograd's gradients of Σ losses, one per parameter.
+        epsilon: machine epsilon of the arithmetic of `exact`.
     """
     names = {id(module): name for name, module in network.eager.named_modules()}
     position = {id(p): i for i, p in enumerate(network.parameters.tensors)}
@@ -94,7 +94,7 @@ def trusted_layers(
             gradients.append((factored.weight, factored.weight_gradient(delta)))
         if delta is not None and factored.bias is not None:
             gradients.append((factored.bias, factored.bias_gradient(delta)))
-        # A gradient of zero proves nothing.
+        # A zero gradient proves nothing, so `_agrees` returns False for it.
         if gradients and all(_agrees(gradient, exact[i], tolerance) for i, gradient in gradients):
             found.add(names[id(layer.module)])
     return frozenset(found)

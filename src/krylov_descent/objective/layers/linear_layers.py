@@ -1,13 +1,14 @@
-"""Linear layers from outside: what goes in (x), what comes out (z), what comes back (δ).
+"""Derivatives through Linear layers from recorded inputs x, outputs z and cotangents δ of z.
 
-A Linear layer's parameters have an influence only through z = xWᵀ + b. So derivatives are taken
-with respect to z (see `layer_gradients`), and the way between z and the parameters is gone here:
+The parameters of a Linear layer affect the loss only through z = xWᵀ + b. So autograd
+differentiates with respect to z (see `layer_gradients`), and this file maps between z and the
+parameters:
 
-    to the parameters     ∂W = δᵀx,  ∂b = Σ δ
-    from the parameters   dz = x dWᵀ + db
+    cotangents of the parameters   ∂W = δᵀx,  ∂b = Σ δ
+    tangent of z                   dz = x dWᵀ + db
 
-That is one matrix product for all calls of a layer (a recurrent net calls it at every time step),
-where autograd has several for each call and adds them up.
+Each is one matrix product for all calls of a layer (a recurrent net calls it at every time step).
+Autograd takes several products for each call and adds them up.
 """
 
 import functools
@@ -25,7 +26,8 @@ from torch.nn import functional as F
 from krylov_descent.runtime.ops import operations
 from krylov_descent.runtime.private import modules_in, writes_of
 
-# To leave out inputs that are always zero costs a copy of a weight, and of x once.
+# Inputs that are zero in all samples are left out of products only if at most this part of the
+# inputs remains. Leaving them out costs one copy of x, and a copy of the weight per product.
 MOST_NONZERO = 0.9
 NUMPYS = (torch.float32, torch.float64)
 
@@ -36,10 +38,10 @@ class LinearLayer:
 
     Attributes:
         module: the layer.
-        inputs: x of each call [m, …, in], out of the graph.
-        outputs: z of each call [m, …, out].
-        sources: the node of the graph that each x comes from; None where it comes from none.
-        versions: of inputs and outputs; they change when something is computed in place.
+        inputs: x of each call [m, …, in], detached.
+        outputs: z of each call [m, …, out], in the autograd graph.
+        sources: the autograd node that made each x; None if x requires no gradient.
+        versions: the version counters of x and z at each call; writes in place change them.
     """
 
     module: nn.Linear
@@ -49,15 +51,15 @@ class LinearLayer:
     versions: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, x: Tensor, z: Tensor) -> None:
-        """Note a call."""
+        """Record a call."""
         self.inputs.append(x.detach())
         self.outputs.append(z)
         self.sources.append(get_gradient_edge(x).node if x.requires_grad else None)
         self.versions.append((writes_of(x), writes_of(z)))
 
     def in_graph(self) -> bool:
-        """Whether each z is in the graph, and is xWᵀ + b of the x and z that are here."""
-        # A `forward` that replaces the class's own may compute anything.
+        """Whether each z is in the graph, and neither x nor z was written since the call."""
+        # A `forward` set on the instance may compute anything.
         return "forward" not in vars(self.module) and all(
             z.requires_grad and (writes_of(x), writes_of(z)) == versions
             for x, z, versions in zip(self.inputs, self.outputs, self.versions, strict=True)
@@ -66,14 +68,14 @@ class LinearLayer:
 
 @contextmanager
 def recorded_linear_layers(model: nn.Module) -> Iterator[list[LinearLayer]]:
-    """What goes through the Linear layers of a model, for a while."""
+    """Context manager that records all calls of a model's Linear layers into the yielded list."""
     layers: list[LinearLayer] = []
     known: dict[int, LinearLayer] = {}
 
     def record(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not (isinstance(module, nn.Linear) and args and isinstance(output, Tensor)):
             return
-        # A layer applied to its own weight is left out: autograd has both uses at one node.
+        # Skip a layer applied to its own weight: autograd has one node for both uses.
         if args[0] is module.weight or args[0] is module.bias:
             return
         if id(module) not in known:
@@ -81,7 +83,7 @@ def recorded_linear_layers(model: nn.Module) -> Iterator[list[LinearLayer]]:
             layers.append(known[id(module)])
         known[id(module)].add(args[0], output)
 
-    # Before the model's own hooks, which may return something else than z.
+    # `prepend` runs this hook before the model's own hooks, which may replace z.
     handles = [
         module.register_forward_hook(record, prepend=True)
         for module in modules_in(model)
@@ -95,12 +97,17 @@ def recorded_linear_layers(model: nn.Module) -> Iterator[list[LinearLayer]]:
 
 
 class Factored:
-    """A trusted layer, with the places of its parameters; None for one that is not trained.
+    """A trusted layer: derivatives over all its calls, stacked as M rows.
 
     Args:
-        layer: its calls.
-        position: of each parameter, by its id.
-        ones: `ones(m, dtype=...)` is a row [1, m] of them, which layers may share.
+        layer: the recorded calls.
+        position: the index of each trained parameter, by the parameter's id.
+        ones: `ones(m, dtype=...)` returns a row [1, m] of ones, which layers may share.
+
+    Attributes:
+        outputs: the gradient edge of z of each call.
+        weight: index of the weight; None if it is not trained.
+        bias: index of the bias; None if it is not trained.
     """
 
     def __init__(
@@ -116,10 +123,10 @@ class Factored:
         self._ones = ones(len(self._rows), dtype=self._rows.dtype)
 
     def joined(self, deltas: Sequence[Tensor | None]) -> Tensor | None:
-        """δ of all calls, in rows; None where nothing depends on any of them.
+        """δ of all calls as rows [M, out]; None if nothing depends on any call.
 
         Args:
-            deltas: of each call; None where nothing depends on it.
+            deltas: δ of each call; None if nothing depends on the call.
         """
         if all(delta is None for delta in deltas):
             return None
@@ -130,15 +137,15 @@ class Factored:
         return (rows[0] if len(rows) == 1 else torch.cat(rows)).to(self._rows.dtype)
 
     def weight_gradient(self, delta: Tensor, place: Tensor | None = None) -> Tensor:
-        """δᵀx, at a place where one is given."""
+        """δᵀx [out, in] for δ [M, out], written to `place` if given."""
         return torch.mm(delta.t(), self._rows, out=place)
 
     def bias_gradient(self, delta: Tensor, place: Tensor | None = None) -> Tensor:
-        """Σ δ, likewise."""
+        """Σ δ [out] for δ [M, out], written to `place` if given."""
         return operations().sums_over_rows(delta, self._ones, place)
 
     def _without_zeros(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """X and a weight for it, without the inputs that are zero in all samples, if it pays."""
+        """Rows x and a weight, without inputs that are zero in all samples, if that is faster."""
         if self._nonzero is None:
             return self._rows, weight
         columns, rows = self._nonzero
@@ -146,22 +153,22 @@ class Factored:
 
     @functools.cached_property
     def _nonzero(self) -> tuple[Tensor, Tensor] | None:
-        """The inputs that are not zero throughout, and x of these alone; None if nearly all are.
+        """Indices of inputs that are nonzero in some row, and their x; None if nearly all are.
 
-        The border of an image, words that do not occur, units that are dead. Looked for on a CPU,
-        where what is saved is less arithmetic, and not one more kernel.
+        Inputs that are always zero are the border of an image, unused words, dead units. They are
+        left out only on a CPU, where this saves arithmetic; on a GPU it would add a kernel.
         """
         on_cpu = self._rows.device.type == "cpu" and self._rows.dtype in NUMPYS
         if not (on_cpu and operations().may_read):
             return None
-        # By NumPy: torch takes ten times as long. It knows no numbers that are to be negated.
+        # Torch takes ten times as long as NumPy. NumPy does not know torch's lazy negation.
         columns = torch.from_numpy(np.flatnonzero(self._rows.resolve_neg().numpy().any(0)))
         if len(columns) > MOST_NONZERO * self._rows.shape[1]:
             return None
         return columns, self._rows.index_select(1, columns)
 
     def from_parameters(self, pieces: Sequence[Tensor]) -> list[Tensor]:
-        """Dz of each call."""
+        """The tangent dz of each call, from one direction piece per parameter."""
         bias = None if self.bias is None else pieces[self.bias]
         if self.weight is not None:
             moved = _linear(*self._without_zeros(pieces[self.weight]), bias)
@@ -178,5 +185,5 @@ class Factored:
 def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None or rows.is_cuda:
         return F.linear(rows, weight, bias)
-    # On a CPU torch copies the bias to every row first; to add it afterwards takes less.
+    # On a CPU torch first copies the bias to every row. Adding it afterwards is faster.
     return torch.mm(rows, weight.t()).add_(bias)

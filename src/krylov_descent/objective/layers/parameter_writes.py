@@ -1,9 +1,9 @@
-"""Models whose forward pass writes parameters, or whose gradient is none.
+"""Refuse models whose forward pass writes parameters, or whose gradient is not that of the loss.
 
-An objective is a function of its parameters, and a step that fails leaves them as they were. Both
-are impossible where a forward pass writes them, as an embedding with `max_norm` does. The gradient
-of an embedding with `scale_grad_by_freq` is divided by how often a row is used in a batch: it is
-the gradient of no function.
+An objective must be a function of its parameters, and a step that fails must restore them. Neither
+is possible if a forward pass writes parameters, as an embedding with `max_norm` does. The gradient
+of an embedding with `scale_grad_by_freq` is divided by how often a row is used in a batch, so it is
+not the gradient of any function.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ def check_embeddings(model: nn.Module) -> None:
     """Refuse embeddings with `max_norm` or `scale_grad_by_freq`, before any forward pass.
 
     Raises:
-        LossContractError: there is one; the message names it.
+        LossContractError: the model has such an embedding; the message names it.
     """
     for name, module in model.named_modules():
         if not isinstance(module, EMBEDDINGS):
@@ -42,10 +42,10 @@ def check_embeddings(model: nn.Module) -> None:
 
 
 def check_graph(losses: Tensor) -> None:
-    """Refuse functions that are called with `scale_grad_by_freq`, where no module has it.
+    """Refuse calls of `functional.embedding` with `scale_grad_by_freq`, which no module shows.
 
     Raises:
-        LossContractError: there is one in the graph of the losses.
+        LossContractError: the graph of the losses has such a call.
     """
     for _, node in edges([losses]):
         if scales_by_frequency(node):
@@ -57,14 +57,14 @@ def check_graph(losses: Tensor) -> None:
 
 @contextmanager
 def parameters_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Refuse forward passes that write parameters, and put those back bit for bit.
+    """Context manager that refuses writes to parameters, and restores the parameters bit for bit.
 
-    Gives a function that checks for writes so far; the end of the while checks, too.
+    It yields a function that checks for writes so far. Leaving the context checks, too.
 
     Raises:
-        LossContractError: a parameter was written, if only with the numbers it had.
+        LossContractError: a parameter was written, even if only with the values it had.
 
-    Memory: a copy of all parameters for the while.
+    Memory: a copy of all parameters inside the context.
     """
     before = [(n, p, p.detach().clone(), writes_of(p)) for n, p in model.named_parameters()]
 
@@ -72,7 +72,7 @@ def parameters_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
         return [
             (name, p, copy)
             for name, p, copy, writes in before
-            # Numbers, too: what is written through `.data` is not counted.
+            # Values are compared, too, because the version counter misses writes through `.data`.
             if writes_of(p) != writes or not _has_numbers_of(p, copy)
         ]
 

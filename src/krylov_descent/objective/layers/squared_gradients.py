@@ -1,18 +1,18 @@
 """Sums of squared per-sample gradients, for the Fisher diagonal (paper, Section 4).
 
-What is wanted is Σᵢ (∂nᵢ/∂θ)², the square inside the sum: not the square of the gradient.
-Three routes, the first that holds for a parameter is taken:
+The result is Σᵢ (∂nᵢ/∂θ)², with the square inside the sum; it is not the square of the gradient.
+There are three routes, and a parameter takes the first one that is valid for it:
 
-1. Linear layers, from what goes in (x) and what comes back (δ). With one row per sample
+1. Linear layers, from inputs x and cotangents δ of the outputs. With one row per sample
    ∂nᵢ/∂W = δᵢxᵢᵀ, so the squares factor: Σᵢ (δᵢxᵢᵀ)² = (δ²)ᵀ(x²), one more matrix product.
-   With several (the steps of a sequence, a recurrent layer called once per step) ∂nᵢ/∂W is the
-   sum of δxᵀ over the sample's rows, a matrix product per sample. A layer is trusted as in
-   `layer_trust`, and where each δ of a first batch turned out to be its own sample's: it is
-   not where dimension 0 is the time.
-2. vmap over samples elsewhere, in chunks that fit the memory for activations.
-3. A loop over samples where vmap fails, with a warning of what it costs.
+   With several rows per sample (the steps of a sequence, a recurrent layer called once per step)
+   ∂nᵢ/∂W is the sum of δxᵀ over the sample's rows, one matrix product per sample. A layer must
+   pass the check of `layer_trust` in every graph. On a first batch, δᵀx must agree with autograd's
+   gradient, and row i of δ must depend on loss i only. The latter fails if dimension 0 is time.
+2. vmap over samples, in chunks that fit the memory for activations.
+3. A loop over samples if vmap fails, with a warning about its cost.
 
-Never are N×n numbers held.
+The N×n per-sample gradients are never held all at once.
 """
 
 import copy
@@ -34,9 +34,9 @@ from krylov_descent.runtime.ops import operations
 from krylov_descent.runtime.precision import epsilon_of
 from krylov_descent.runtime.threads import Shared
 
-# What holds for these holds for all.
+# Whether a layer takes route 1 is decided on this many samples.
 TRUST_SAMPLES = 32
-# Of the memory for activations, what a chunk of per-sample gradients may take beside them.
+# A chunk of per-sample gradients may take 1/CHUNK_PART of the memory for activations.
 CHUNK_PART = 8
 
 
@@ -47,16 +47,16 @@ def _no_warning_of_loops() -> Iterator[None]:
         yield
 
 
-# An operation that vmap has no rule for is looped over inside: slower, not wrong. The filters of
-# warnings are those of the whole process.
+# vmap loops over samples inside an operation for which it has no rule: slower, but correct. The
+# context is shared by threads, because warning filters belong to the whole process.
 no_warning_of_loops = Shared(_no_warning_of_loops)
 
 
 class SquaredGradients:
-    """Per-sample squares of a network's gradients, batch by batch.
+    """Sums of squared per-sample gradients of a network, one batch at a time.
 
     Attributes:
-        settled: whether the last batch left nothing to find out about the model.
+        settled: whether the last batch left no layer for which the use of route 1 is undecided.
 
     Cost of `of_batch`: one gradient, plus one third of it for layers of route 1, plus one to
     three gradients for route 2, plus a forward and backward pass per sample for route 3.
@@ -67,13 +67,13 @@ class SquaredGradients:
         self.forget()
 
     def forget(self) -> None:
-        """Trust nothing any more: the model has changed."""
+        """Discard all decisions about routes, because the model has changed."""
         self._trusted: dict[int, bool] = {}
         self._vmap_works = True
         self.settled = False
 
     def on(self, network: Network) -> "SquaredGradients":
-        """The same knowledge of the model, for aliases of its parameters."""
+        """A copy for `network`, which has aliases of the parameters. It shares the decisions."""
         other = copy.copy(self)
         other._network = network
         return other
@@ -81,11 +81,16 @@ class SquaredGradients:
     def of_batch(
         self, batch: Batch, memory: int
     ) -> tuple[Tensor, list[Tensor | None], list[Tensor]]:
-        """Losses [m], Σ gradients and Σ squared gradients (one of each per parameter).
+        """Losses [m], Σ gradients and Σ squared gradients, one of each sum per parameter.
+
+        A gradient is None if the losses do not depend on the parameter.
 
         Args:
             batch: m samples.
-            memory: bytes that activations may take; an eighth of it is for per-sample gradients.
+            memory: bytes for activations; an eighth of it is for per-sample gradients.
+
+        Raises:
+            ValueError: the losses depend on no trainable parameter.
         """
         network = self._network
         parameters = network.parameters.tensors
@@ -121,7 +126,7 @@ class SquaredGradients:
                     gradients[position[id(p)]] = gradient
                     squares[position[id(p)]] = square
         if rest:
-            # Where no number can be read, the same was done before with a check.
+            # If the host cannot read results now, an earlier call has made the check.
             sums = [gradients[i] for i in rest] if operations().may_read else None
             of_rest = self._squares_by_vmap(batch, rest, memory, sums)
             for i, square in zip(rest, of_rest, strict=True):
@@ -134,7 +139,7 @@ class SquaredGradients:
     def _losses_and_candidates(
         self, batch: Batch, position: dict[int, int]
     ) -> tuple[Tensor, list[LinearLayer]]:
-        """Losses [m] in the graph, and the trained layers that route 1 may be for."""
+        """Losses [m] in the autograd graph, and the trained layers that may take route 1."""
         with recorded_linear_layers(self._network.eager) as layers:
             losses = self._network.sample_losses(batch, eager=True)
         require_graph(losses)
@@ -145,13 +150,15 @@ class SquaredGradients:
             if {id(layer.module.weight), id(layer.module.bias)} & position.keys()
             and _has_rows(layer, batch.size)
         ]
-        # In every graph anew: a weight may be used elsewhere at some steps, or by some samples.
+        # Checked in every graph: a weight may be used elsewhere at some steps or by some samples.
         return losses, used_nowhere_else([losses], trained)
 
     def _decide_trust(self, few: Batch, position: dict[int, int], memory: int) -> None:
-        """Compare with autograd's gradient, and with losses weighted differently by sample.
+        """Decide for each layer whether route 1 is valid.
 
-        On a few samples, because it holds the δ of all calls twice.
+        The gradients of route 1 must agree with autograd's, and weighting the losses must scale
+        each sample's δ by the sample's weight. Few samples are used, because the δ of all calls
+        are held twice.
         """
         losses, candidates = self._losses_and_candidates(few, position)
         tensors = self._network.parameters.tensors
@@ -174,7 +181,7 @@ class SquaredGradients:
                     truth = exact[position[id(p)]]
                     truth = torch.zeros_like(p) if truth is None else truth
                     size, error = length(truth), length(truth - gradient)
-                    # A gradient of zero proves nothing: decide on a later batch.
+                    # A zero gradient proves nothing: decide on a later batch.
                     verdicts.append(error <= tolerance * size if size or error else None)
             if all(verdict is not None for verdict in verdicts):
                 self._trusted[id(layer.module)] = own and all(verdicts)
@@ -186,19 +193,20 @@ class SquaredGradients:
         memory: int,
         sums: Sequence[Tensor | None] | None,
     ) -> list[Tensor]:
-        """Σ squared gradients of some parameters.
+        """Σ squared gradients of some parameters, by vmap (route 2) or a loop (route 3).
 
         Args:
             batch: m samples.
             rest: the indices of the parameters.
-            memory: bytes that activations may take.
-            sums: Σ gradients by autograd, to check the samples' own gradients; None for no check.
+            memory: bytes for activations.
+            sums: autograd's Σ gradients, which the per-sample gradients must add up to; None for
+                no check.
         """
         if self._vmap_works:
             try:
                 return self._vmapped(batch, rest, memory, sums)
             except RuntimeError as problem:
-                # Where an engine cannot read numbers, the fault may be its own.
+                # If the engine does not let the host read results, the engine may be the cause.
                 if is_out_of_memory(problem) or not operations().may_read:
                     raise
                 self._vmap_works = False
@@ -217,7 +225,7 @@ class SquaredGradients:
         memory: int,
         sums: Sequence[Tensor | None] | None,
     ) -> list[Tensor]:
-        network = self._network.original  # which swaps the parameters itself
+        network = self._network.original  # an aliased network would swap in its aliases
         names = [network.names[i] for i in rest]
         tensors = tuple(network.parameters.tensors[i].detach() for i in rest)
         nest = (batch.inputs, batch.targets)
@@ -235,7 +243,7 @@ class SquaredGradients:
         squares = [torch.zeros_like(tensor) for tensor in tensors]
         totals = [torch.zeros_like(tensor) for tensor in tensors]
         chunk = max(1, memory // CHUNK_PART // max(1, sum(tensor.nbytes for tensor in tensors)))
-        # No graph towards the parameters that are not swapped; torch.func.grad makes its own.
+        # no_grad builds no graph for the parameters outside `rest`; torch.func.grad is unaffected.
         with torch.no_grad(), no_warning_of_loops:
             for start in range(0, batch.size, chunk):
                 rows = gradient(tensors, *(column[start : start + chunk] for column in columns))
@@ -245,10 +253,10 @@ class SquaredGradients:
         epsilon = epsilon_of(network.autocast or tensors[0].dtype, tensors[0].device)
         for name, total, square, exact in zip(names, totals, squares, sums or (), strict=False):
             error = total if exact is None else total - exact
-            # Σ‖gᵢ‖ ≤ √(m Σ‖gᵢ‖²); rounding is relative to it, not to the sum, which may vanish.
+            # Rounding is relative to Σ‖gᵢ‖ ≤ √(m Σ‖gᵢ‖²), and not to ‖Σ gᵢ‖, which may vanish.
             size = (batch.size * square.sum()).sqrt()
-            # Parameters are swapped in the modules, which does not reach a tensor that the loss or
-            # the forward pass holds elsewhere, in a list for example.
+            # Swapping parameters in the modules does not reach a tensor that the loss or the
+            # forward pass holds elsewhere, in a list for example.
             if bool(error.norm() > trust_tolerance(epsilon) * size):
                 raise RuntimeError(f"those of {name!r} do not add up to its gradient")
         return squares
@@ -266,7 +274,7 @@ class SquaredGradients:
 
 
 def _has_rows(layer: LinearLayer, samples: int) -> bool:
-    """Whether dimension 0 can be the samples."""
+    """Whether dimension 0 of every input has one entry per sample."""
     return all(x.dim() > 1 and len(x) == samples for x in layer.inputs)
 
 
@@ -276,7 +284,7 @@ def _own_samples(
     weights: Tensor,
     tolerance: float,
 ) -> bool:
-    """Whether δ of sample i follows the weight of loss i, and of no other."""
+    """Whether δ of sample i scales with the weight of loss i, and depends on no other loss."""
     for delta, other in zip(deltas, weighted, strict=True):
         if delta is not None and other is not None:
             scaled = delta * weights.to(delta.dtype).view(-1, *(1,) * (delta.dim() - 1))
@@ -288,12 +296,12 @@ def _own_samples(
 def _jobs(
     layers: list[LinearLayer], deltas: list[Tensor | None], memory: int
 ) -> Iterator[Callable[[], list[tuple[Tensor, Tensor, Tensor]]]]:
-    """For each layer what gives `_factored`; its rows are let go with the job.
+    """One call of `_factored` per layer. A layer's x and δ are freed together with its job.
 
     Args:
         layers: emptied.
-        deltas: of all their calls; emptied.
-        memory: bytes that activations may take.
+        deltas: δ of all calls of all layers, in order; emptied.
+        memory: bytes for activations.
     """
     while layers:
         layer = layers.pop(0)
@@ -327,7 +335,7 @@ def _factored(
 def _by_products_per_sample(
     module: nn.Linear, calls: list[tuple[Tensor, Tensor]], memory: int
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The same where a sample has several rows: its gradients are made, a chunk at a time."""
+    """`_factored` for several rows per sample: computes per-sample gradients in chunks."""
     weight = module.weight
     found = [(weight, torch.zeros_like(weight), torch.zeros_like(weight))]
     if module.bias is not None:
