@@ -281,7 +281,7 @@ def trained(
     ("method", "change"),
     [
         *(("ksd", change) for change in (*STALE, *SEEN)),
-        *(("ksd, kronecker", change) for change in (*STALE, "frozen", "elsewhere", "stream")),
+        *(("ksd, kronecker", change) for change in ("number", "reused", "frozen", "stream")),
         *(("ksd, identity", change) for change in ("number", "penalty", "data_in_place")),
         *(("hf", change) for change in ("number", "held_penalty", "buffer")),
         *(("ncg", change) for change in ("number", "reused", "elsewhere")),
