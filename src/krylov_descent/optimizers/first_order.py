@@ -134,8 +134,8 @@ class FirstOrder(DataOptimizer):
         if not self._wants_to_step(data, closure):
             return None
         samples = as_samples(data)
-        with self._working(), self._gradients_kept():
-            return self._epoch(samples)
+        with self._gradients_kept():
+            return self._make_step(lambda _: self._epoch(samples))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the optimiser behind the adapter; the adapter's own is in its groups."""

@@ -178,11 +178,14 @@ class HessianFree(DataOptimizer):
         if not self._begins(data, closure):
             return None
         samples = self._repeatable(data)
-        with self._working(curvature_data=curvature_data) as objective:
+
+        def iterate(objective: Objective) -> StepResult:
             step = _Step(self, objective, samples)
             result = step.run(curvature_data)
             self.param_groups[0]["chunk_position"] = step.next_position
-        return result
+            return result
+
+        return self._make_step(iterate, curvature_data=curvature_data)
 
     def _options(self) -> dict[str, Any]:
         return {

@@ -102,8 +102,8 @@ class LBFGS(DataOptimizer):
         if not self._wants_to_step(data, closure):
             return None
         samples = self._repeatable(data)
-        with self._working(), self._gradients_kept():
-            return self._search(samples)
+        with self._gradients_kept():
+            return self._make_step(lambda _: self._search(samples))
 
     def _create_state(self) -> None:
         """Nothing: torch's L-BFGS makes its state as it goes."""

@@ -144,8 +144,7 @@ class NonlinearCG(DataOptimizer):
         if not self._begins(data, closure):
             return None
         samples = self._repeatable(data)
-        with self._working() as objective:
-            return _Step(self, objective, samples).run()
+        return self._make_step(lambda objective: _Step(self, objective, samples).run())
 
     def _options(self) -> dict[str, Any]:
         return {
