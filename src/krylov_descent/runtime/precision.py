@@ -95,7 +95,7 @@ def rough_products(device: torch.device) -> Iterator[None]:
 
 
 def precisions() -> tuple[str, str]:
-    """The current settings (in a forward pass of this thread, elsewhere)."""
+    """The pair (setting for forward passes of this thread, setting in force here)."""
     here: str = SETTINGS.fp32_precision
     return _outside.settings[-1] if _outside.settings else here, here
 
