@@ -1,1 +1,1 @@
-"""One file per method; all take the data in `step` and return a `StepResult`."""
+"""One file per method. Each `step` takes the data and returns a `StepResult`."""

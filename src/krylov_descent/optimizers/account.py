@@ -1,4 +1,4 @@
-"""The account of a step under way, which ends as a `StepResult`."""
+"""The account of a step: numbers are collected during the step and become a `StepResult`."""
 
 import time
 from collections.abc import Callable
@@ -14,10 +14,11 @@ from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.gradient_noise import gradient_noise
 from krylov_descent.optimizers.result import Status, StepResult
 
-# What a step finds at the scale of the objective, and a result tells as it is.
+# Entries at the scale of the objective. The result has them without the scale.
 SCALED = ("loss", "loss_before", "loss_after", "noise", "gradient_norm", "gradient_noise")
 
-# Of the scale in a step: the one of before may have to be given up before another can be found.
+# The most changes of the scale in a step: the old scale may have to be reset to 1 before a fitting
+# one can be found.
 MOST_FITS = 2
 
 
@@ -29,17 +30,17 @@ class Stopwatch:
         self._clock, self._last = clock, clock()
 
     def lap(self, phase: str) -> None:
-        """Book the time since the last lap on a phase."""
+        """Add the time since the last lap to a phase."""
         now = self._clock()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
 
 class Account:
-    """Collects what a step found and what it cost; the names are those of `StepResult`.
+    """Collects the numbers of a step under the names of `StepResult`.
 
     Args:
-        objective: whose scale losses, noise and ‖g‖ are at.
+        objective: whose scale the losses, the noise and ‖g‖ have.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -48,22 +49,24 @@ class Account:
         self._numbers: dict[str, Any] = {"passes": 0.0}
 
     def note(self, **numbers: Any) -> None:
-        """Write numbers down; a later one of the same name replaces an earlier one."""
+        """Store numbers by name; a later number replaces an earlier one."""
         self._numbers |= numbers
 
     def __getitem__(self, name: str) -> Any:
-        """A number that was noted."""
+        """A stored number."""
         return self._numbers[name]
 
     def count(self, samples: int) -> None:
-        """Add samples gone through to the passes over the data, whose size is noted by then."""
+        """Add processed samples to the passes over the data. `samples` must have been noted."""
         self._numbers["passes"] += samples / self._numbers["samples"]
 
     def begin(self, evaluate: Callable[[], Evaluation]) -> tuple[Evaluation, float]:
-        """Value and gradient with which a step begins, and ‖g‖; noted, at a scale that fits them.
+        """Evaluate and note the objective and its gradient at the start of a step.
+
+        The scale of the objective is fitted to them. Returns the evaluation and ‖g‖.
 
         Args:
-            evaluate: all the data; called again where the scale did not fit.
+            evaluate: value and gradient over all the data; called again after each change of scale.
         """
         found, norm = self._evaluated(evaluate)
         for _ in range(MOST_FITS):
@@ -82,7 +85,7 @@ class Account:
         return found, norm
 
     def lap(self, phase: str) -> None:
-        """Book the time since the last lap on a phase."""
+        """Add the time since the last lap to a phase."""
         self._watch.lap(phase)
 
     def moved(self, reason: str, loss_after: float) -> StepResult:
@@ -90,7 +93,7 @@ class Account:
         return self._result(Status.MOVED, reason, loss_after)
 
     def refused(self, status: Status, reason: str | None = None) -> StepResult:
-        """The result of a step that was not."""
+        """The result of a step that was not taken."""
         return self._result(status, reason or status.value, None)
 
     def no_decrease(
@@ -100,8 +103,8 @@ class Account:
 
         Args:
             why: a sentence on why the search ended.
-            samples: the set that was searched on, for the gradient's noise.
-            theta: θ [n], where the parameters are.
+            samples: the set of the search, on which the gradient's noise is measured.
+            theta: θ [n], the current parameters.
             generator: of the random signs in that measurement.
         """
         noise = gradient_noise(self._objective, samples, theta, generator)

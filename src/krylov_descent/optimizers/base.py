@@ -1,10 +1,10 @@
-"""What every optimiser here has in common: `step(data)` inside the torch.optim contract.
+"""The base class of all optimisers: `step(data)` within the torch.optim contract.
 
-Second-order methods look at the data several times in a step, so they take the data, where
-torch.optim takes gradients. All the rest is as users and tools expect of a torch optimiser:
-parameter groups, hooks, schedulers, `state_dict`. State that belongs to a parameter has its
-shape and lives in `state`; counters live in `param_groups[0]`, since checkpoint tools allow
-nothing else in `state` and cast what is there to the parameter's dtype.
+Second-order methods evaluate the data several times in a step, so `step` takes the data, where
+torch.optim takes gradients. Parameter groups, hooks, schedulers and `state_dict` work as in torch.
+The state of a parameter has the parameter's shape and lives in `state`. Counters live in
+`param_groups[0]`, because checkpoint tools allow nothing else in `state` and cast it to the
+parameter's dtype.
 """
 
 import copy
@@ -34,9 +34,10 @@ from krylov_descent.runtime.validation import check_flags, check_not_negative, c
 
 Closure = Callable[[], Any]
 
-# An odd number with well-spread bits, so that neighbouring seeds share no step's generator.
+# An odd number with well-spread bits, so that no step of one seed has the generator of a step of a
+# neighbouring seed.
 SEED_STRIDE = 0x9E3779B97F4A7C15
-# And so that a rank's generator is none that a neighbouring seed has on another rank.
+# Keeps a rank's generator apart from those of neighbouring seeds on other ranks.
 RANK_STRIDE = 1_000_003
 
 
@@ -52,18 +53,18 @@ class DataOptimizer(StateVectors):
         forward: see `Objective`.
         micro_batch: see `Objective`.
         activation_memory: see `Objective`.
-        cuda_graphs: on a GPU, whether the engine there may record work and replay it.
+        cuda_graphs: whether the engine for a GPU may record work and replay it.
         process_group: see `Objective`.
     """
 
     # Whether a step sums over the ranks of a process group.
     data_parallel = False
 
-    # Entries of the first parameter group that steps write. Rounding may make them differ from rank
-    # to rank, so rank 0's count. All other entries are the user's, and must be the same.
+    # Entries of the first parameter group that steps write. Rounding may make them differ between
+    # ranks, so all ranks take rank 0's. All other entries are the user's and must be equal.
     learnt: tuple[str, ...] = ()
 
-    # Tells GradScaler to call `step` itself, which then can refuse it in a clear sentence.
+    # Makes GradScaler call `step` directly, so that `step` can refuse it with a clear message.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -105,16 +106,21 @@ class DataOptimizer(StateVectors):
         self.param_groups[0].setdefault("steps", 0)
 
     def step(self, data: Any = None, *, closure: Closure | None = None) -> Any:  # type: ignore[override]
-        """One iteration on the data; returns a `StepResult`.
+        """Make one step on the data.
 
-        Without data, as checkpoint tools call it, it creates the optimiser's state and returns
-        None. A closure is called once before the step.
+        Args:
+            data: the samples; each method says in which forms.
+            closure: called once before the step.
+
+        Returns:
+            A `StepResult`. None for a call without data, which only creates the optimiser's state,
+            as checkpoint tools expect.
         """
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
-        # All of it, with the model, so that a copy can step. Hooks stay behind, as torch has it,
-        # and so does the `step` that an LR scheduler wraps around ours.
+        # Everything, including the model, so that a copy can step. Hooks are left out, as in torch,
+        # and so is the `step` attribute that an LR scheduler wraps around the method.
         return {
             name: value
             for name, value in vars(self).items()
@@ -122,41 +128,46 @@ class DataOptimizer(StateVectors):
         }
 
     def _check_groups(self) -> None:
-        """Refuse what no step can work with; groups may be written to, and loaded, at any time."""
+        """Raise ValueError for unusable entries; the user may change or load groups at any time."""
         for group in self.param_groups:
             for key in ("lr", "weight_decay"):
-                # A torch optimiser behind an adapter may not have the key at all.
+                # The groups of a wrapped torch optimiser may lack the key.
                 check_not_negative(**{key: group.get(key, 0.0)})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch has it; refuses the state of another kind of optimiser, and stays as it was."""
+        """Load a state dict.
+
+        Raises:
+            ValueError: the state is of another kind of optimiser. The optimiser is unchanged then.
+        """
         check_counters(state_dict)
         super().load_state_dict(state_dict)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch has it, but steps leave it alone: they put new tensors into the state."""
+        """The state as in torch. Later steps do not change it, because they store new tensors."""
         found = super().state_dict()
         return found | {"state": {key: copy.copy(kept) for key, kept in found["state"].items()}}
 
     @property
     def steps(self) -> int:
-        """How many steps were made so far, refused ones included."""
+        """The number of steps so far, including refused ones."""
         return int(self.param_groups[0]["steps"])
 
     def _generator(self, rank: int = 0) -> torch.Generator:
-        """Random numbers of this step alone, so that resuming needs only seed and counter.
+        """A random generator for this step; resuming needs only the seed and the step counter.
 
         Args:
-            rank: another one gives other numbers.
+            rank: different ranks get different random numbers.
         """
         seed = int(self.param_groups[0]["seed"]) + rank * RANK_STRIDE
         return torch.Generator().manual_seed((seed * SEED_STRIDE + self.steps) % 2**63)
 
     def _wants_to_step(self, data: Any, closure: Any) -> bool:
-        """Whether there is work; False for the empty call with which tools create the state.
+        """Check the arguments of `step`; False for a call without data, which creates the state.
 
-        Where there is work, a closure is called, once. Frameworks that wrap the optimiser pass one
-        that makes gradients and calls their hooks. What it returns, and the gradients, are theirs.
+        If there are data and a closure, the closure is called once. Frameworks that wrap the
+        optimiser pass a closure that computes gradients and calls their hooks. Its result and the
+        gradients are ignored.
         """
         if hasattr(self, "grad_scale"):
             vars(self).pop("grad_scale"), vars(self).pop("found_inf", None)
@@ -185,7 +196,7 @@ class DataOptimizer(StateVectors):
             )
         if data is not None:
             if closure is not None:
-                with torch.enable_grad():  # as torch.optim calls it
+                with torch.enable_grad():  # as torch.optim does
                     closure()
             return True
         if any(
@@ -201,13 +212,14 @@ class DataOptimizer(StateVectors):
         return False
 
     def _create_state(self) -> None:
-        """Make the per-parameter state that a checkpoint can be loaded into."""
+        """Create the per-parameter state, into which a checkpoint can be loaded."""
         raise NotImplementedError
 
     def _begins(self, data: Any, closure: Any) -> bool:
-        """Whether there is work, as `_wants_to_step` says, on all ranks alike.
+        """`_wants_to_step` for several ranks: the answer is the same on all ranks.
 
-        What a rank is refused is told to the others by the check with which a step begins.
+        An error on one rank is kept, and the check at the start of the step reports it to all
+        ranks.
         """
         ranks = self.objective.ranks
         alone = not (self.data_parallel and ranks.size > 1)
@@ -219,21 +231,22 @@ class DataOptimizer(StateVectors):
             ranks.fail(problem)
             return True
         tensors = (p for group in self.param_groups for p in group["params"])
-        # Checkpoint tools make gradients of zeros first, and may ask on one rank alone.
+        # Checkpoint tools set gradients to zero first, and may call `step` on a single rank.
         if not (wanted or alone or any(p.grad is not None for p in tensors)):
             check_nobody_has_data(ranks)
         return wanted
 
     @contextmanager
     def _working(self, engine: Engine | None = None, **given: Any) -> Iterator[Objective]:
-        """Autograd on, autocast for the forward pass alone, buffers as before at the end.
+        """Context manager around a step: checks, locks and settings. An error undoes everything.
 
-        An error on the way leaves the optimiser as it was.
+        Within it autograd is on, autocast applies to forward passes alone, and changes of buffers
+        are undone at the end.
 
         Args:
-            engine: that runs the work; by default the one for the parameters' device.
-            given: sets of samples by the name of their argument, None where there is none: all
-                ranks must give the same ones, though perhaps empty.
+            engine: that runs the work; by default the engine for the parameters' device.
+            given: optional sets of samples by argument name, None if left out. All ranks must give
+                the same sets, which may be empty.
         """
         ranks = self.objective.ranks
         before = Snapshot(self, self._learners(), self._foreign())
@@ -263,10 +276,10 @@ class DataOptimizer(StateVectors):
         self.param_groups[0]["steps"] = self.steps + 1
 
     def _make_step(self, iterate: Callable[[Objective], StepResult], **given: Any) -> StepResult:
-        """A step, undone if it fails.
+        """Make a step, which is undone if it fails and repeated if the engine's caches were stale.
 
         Args:
-            iterate: makes it, given the objective.
+            iterate: makes the step, given the objective.
             given: see `_working`.
         """
         try:
@@ -274,7 +287,7 @@ class DataOptimizer(StateVectors):
                 return iterate(objective)
         except StaleError:
             self._engine().clear()
-        # Once more, each piece of work as it is: nothing can be stale then.
+        # The eager engine has no caches, so the second attempt cannot be stale.
         with self._working(Engine(), **given) as objective:
             return iterate(objective)
 
@@ -289,7 +302,7 @@ class DataOptimizer(StateVectors):
         return self._cuda_engine
 
     def _check_alike(self, given: dict[str, Any]) -> int:
-        """Refuse ranks that differ, and go on from rank 0's numbers; the number of the step."""
+        """Raise if ranks differ, and take rank 0's learnt numbers; returns the step's number."""
         ranks, group = self.objective.ranks, self.param_groups[0]
         keys = [key for key in self.learnt if key in group]
         settings, tensors = dict[str, str](), dict[str, Tensor]()
@@ -301,21 +314,26 @@ class DataOptimizer(StateVectors):
         return step
 
     def _learners(self) -> list[object]:
-        """What learns about model and data in a step, so that the next one depends on it."""
+        """The objects that learn about model and data in a step, and so affect the next step."""
         return self.objective.learners
 
     def _foreign(self) -> list[object]:
-        """What of it is not this library's."""
+        """The learners that are the user's objects."""
         return []
 
     def _restore(self, before: Snapshot) -> None:
-        """Undo a step that failed; the parameters are as before by now."""
+        """Undo a failed step; the parameters have been restored already."""
         before.restore_groups()
         before.restore_state()
         before.restore_knowledge()
 
     def check_group(self) -> None:
-        """Refuse a process group that came too late, or one that the method does not sum over."""
+        """Check that the optimiser can work with the current process group.
+
+        Raises:
+            RuntimeError: the group changed after the optimiser was made, or it has several ranks
+                and the method does not sum over ranks.
+        """
         name, ranks = type(self).__name__, self.objective.ranks
         ranks.check_group(name)
         if ranks.size > 1 and not self.data_parallel:
@@ -325,11 +343,11 @@ class DataOptimizer(StateVectors):
             )
 
     def _options(self) -> dict[str, Any]:
-        """Settings that are no entry of a parameter group and must be the same on all ranks."""
+        """Settings outside the parameter groups that must be equal on all ranks."""
         return {}
 
     def _description(self, given: dict[str, Any]) -> dict[str, str]:
-        """All that must be the same on every rank, as words."""
+        """All settings that must be equal on every rank, as text by name."""
         network = self.objective.network
         told: dict[str, Any] = {"the optimiser": type(self).__name__, **self._options()}
         for name, data in given.items():
@@ -347,7 +365,7 @@ class DataOptimizer(StateVectors):
         return {name: str(value) for name, value in told.items()}
 
     def _tensors(self) -> dict[str, Tensor]:
-        """All that the loss depends on besides the data, by name."""
+        """All tensors on which the loss depends, except the data, by name."""
         network = self.objective.network
         trained = set(network.names)
         found: dict[str, Tensor] = {
@@ -359,7 +377,7 @@ class DataOptimizer(StateVectors):
 
     @contextmanager
     def _gradients_kept(self) -> Iterator[None]:
-        """`.grad` is None for a while, and afterwards as it was."""
+        """Context manager: `.grad` is None within it, and restored afterwards."""
         tensors = [p for group in self.param_groups for p in group["params"]]
         before = [p.grad for p in tensors]
         for p in tensors:
@@ -371,9 +389,10 @@ class DataOptimizer(StateVectors):
                 p.grad = gradient
 
     def _samples(self, data: Any, argument: str = "data", *, repeatable: bool = False) -> Samples:
-        """The data, or this rank's share of them, which may be empty.
+        """The data, or this rank's shard of them, which may be empty.
 
-        With several ranks what is wrong is told in the first sum over them, and ends them all.
+        A single process raises an error in the data at once. With several ranks the next sum over
+        ranks reports it, which ends the step on all ranks.
         """
         ranks = self.objective.ranks
         try:
@@ -390,12 +409,12 @@ class DataOptimizer(StateVectors):
             return Unusable(problem)
 
     def _repeatable(self, data: Any) -> Samples:
-        """The data for a method that walks over them several times in a step."""
+        """The data for a method that iterates over them several times in a step."""
         return self._samples(data, repeatable=True)
 
 
 def check_counters(state_dict: dict[str, Any]) -> None:
-    """Refuse a state that none of these optimisers wrote."""
+    """Raise ValueError for a state dict that no optimiser of this library wrote."""
     group = (state_dict.get("param_groups") or [{}])[0]
     missing = [name for name in ("seed", "steps") if name not in group]
     if missing:

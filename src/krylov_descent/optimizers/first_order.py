@@ -1,8 +1,8 @@
-"""Mini-batch optimisers of torch.optim behind the same `step(data)`.
+"""Mini-batch optimisers of torch.optim behind `step(data)`.
 
-What they compute is theirs alone, number for number. The adapter adds what `step(data)` promises
-here: the data in any form, a result that says what was done, and parameters bit for bit as before
-where something was not finite.
+The wrapped optimiser computes its updates unchanged, bit for bit. The adapter adds what
+`step(data)` promises: data in any form, a result that says what was done, and parameters restored
+bit for bit if a number was not finite.
 """
 
 import copy
@@ -37,30 +37,30 @@ class FirstOrder(DataOptimizer):
             one that returns their mean.
         optimizer: a class, or its dotted import path such as "torch.optim.SGD".
         params: the parameters to train, as torch.optim takes them; all of the model's by default.
-        batch_size: samples in a mini-batch; the last one of an epoch may have fewer.
-        schedule: "constant" leaves the learning rate alone; "linear" lets it fall from mini-batch
-            to mini-batch, to 0 at the end of `epochs`.
-        epochs: of the linear schedule.
-        clip_norm: gradients of a mini-batch that are longer than this are made as long; for
-            recurrent nets, whose gradients explode now and then.
+        batch_size: samples in a mini-batch; the last mini-batch of an epoch may have fewer.
+        schedule: "constant" leaves the learning rate alone; "linear" lowers it after each
+            mini-batch, to 0 at the end of `epochs`.
+        epochs: the length of the linear schedule.
+        clip_norm: the largest norm of a mini-batch gradient; longer gradients are scaled down to
+            it. It is for recurrent nets, whose gradients explode now and then.
         seed: of the order of the samples.
         forward: `forward(model, inputs) -> outputs`, where calling the model is not enough.
-        micro_batch: the most samples handled at a time; by default as many as fit
+        micro_batch: the most samples processed at a time; by default as many as fit
             `activation_memory`.
-        activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
-            free memory on a GPU by default.
+        activation_memory: the most bytes for activations; by default 1 GiB on a CPU and a quarter
+            of the free memory on a GPU.
         cuda_graphs: on a GPU, record the gradient of a whole mini-batch once and replay it, so that
-            small ones do not wait for the host. Only for models that do the same operations each
-            time: what a forward decides in Python stays as it was recorded.
+            small mini-batches do not wait for the host. It is only for models that run the same
+            operations each time: a decision in Python within `forward` stays as it was recorded.
         **options: of the optimiser, such as `lr`, `betas`, `weight_decay`.
 
-    The losses in the result are those of the mini-batches as they are met, averaged over the
-    epoch, so they cost nothing: `loss_before` is that of the epoch before (of the first mini-batch
-    in the first epoch) and `loss_after` that of this one. Weight decay is the optimiser's own
-    affair and not in them.
+    The losses in the result are means over the epoch of the mini-batch losses before each update,
+    so they cost nothing extra. `loss_after` is that mean for this epoch. `loss_before` is that mean
+    for the previous epoch; in the first epoch it is the loss of the first mini-batch. Weight decay
+    is applied by the wrapped optimiser and is not part of these losses.
 
     Cost of a step: one gradient over the data. Memory beyond the model, the data and activations:
-    what the optimiser keeps, that once more and a copy of the parameters, to undo an epoch; with
+    the optimiser's state twice and a copy of the parameters, for undoing an epoch. With
     `cuda_graphs` the activations of a mini-batch (up to 1 GiB) stay allocated.
     """
 
@@ -115,21 +115,21 @@ class FirstOrder(DataOptimizer):
     def step(self, data: Any, *, closure: Closure | None = None) -> StepResult: ...
 
     def step(self, data: Any = None, *, closure: Closure | None = None) -> StepResult | None:
-        """One epoch.
+        """Make one epoch.
 
         Args:
-            data: `(inputs, targets)`, a Dataset, a DataLoader or an iterable of batches. What can
-                be fetched by index is shuffled and cut into mini-batches here; a stream's batches
-                are taken in its own order, and cut where they are larger.
-            closure: called once before the step, with its result and its gradients left alone;
-                for frameworks that wrap an optimiser and pass one.
+            data: `(inputs, targets)`, a Dataset, a DataLoader or an iterable of batches. Indexable
+                data are shuffled and cut into mini-batches here. The batches of a stream keep their
+                order and are cut if they are too large.
+            closure: called once before the step; its result and its gradients are ignored. It is
+                for frameworks that wrap an optimiser and pass a closure.
 
         Returns:
-            What the epoch did. None for a call without data, with which checkpoint tools create
-            the optimiser's state.
+            What the epoch did. None for a call without data, which only creates the optimiser's
+            state, as checkpoint tools expect.
 
-        Unlike the methods that search, it may leave the loss higher than it was. After any error
-        parameters and state are bit for bit as before.
+        Unlike the methods with a search, an epoch may raise the loss. After an error parameters and
+        state are restored bit for bit.
         """
         if not self._wants_to_step(data, closure):
             return None
@@ -138,29 +138,29 @@ class FirstOrder(DataOptimizer):
             return self._make_step(lambda _: self._epoch(samples))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the optimiser behind the adapter; the adapter's own is in its groups."""
+        """The wrapped optimiser's state; the adapter's own state is in the parameter groups."""
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from such a state."""
+        """Load a state dict; raises ValueError for one of another kind of optimiser."""
         check_counters(state_dict)
         self.inner.load_state_dict(state_dict)
         self._share()
 
     def _share(self) -> None:
-        """Make state and parameter groups of both optimisers one and the same."""
+        """Let the adapter and the wrapped optimiser share state and parameter groups."""
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self.defaults = self.inner.defaults
 
     def _restore(self, before: Snapshot) -> None:
-        # Torch's optimisers write into their state, of which an epoch has a copy (`_epoch`).
+        # Torch's optimisers write into their state, so `_epoch` restores it from a copy.
         before.restore_groups()
         before.restore_knowledge()
 
     def _create_state(self) -> None:
         if self.state:
             return
-        # The optimiser's own way to make it: an update, here of nothing and by nothing.
+        # An update with a learning rate of 0 creates the state of any torch optimiser.
         before = [dict(group) for group in self.param_groups]
         for group in self.param_groups:
             group["lr"] = 0.0
@@ -202,7 +202,7 @@ class FirstOrder(DataOptimizer):
         return result
 
     def _refused(self, account: Account, mean: float, step_norm: float) -> StepResult | None:
-        """The result of an epoch that is not to be taken; None for any other."""
+        """The result of an epoch that must be undone; None for any other epoch."""
         if not (math.isfinite(mean) and math.isfinite(step_norm)):
             reason = f"the mean loss is {mean}, the norm of the step {step_norm}"
             return account.refused(Status.NOT_FINITE, reason)
@@ -210,7 +210,7 @@ class FirstOrder(DataOptimizer):
             return None
         if all(group.get("lr") == 0 for group in self.param_groups):
             return account.refused(Status.NO_DECREASE, "the learning rate is 0")
-        # Those of the last mini-batch.
+        # The gradients of the last mini-batch.
         gradients = (p.grad for p in self.objective.parameters.tensors)
         if any(gradient is not None and bool(gradient.any()) for gradient in gradients):
             reason = "the updates are too small to change the parameters: scale the loss, or `lr`"
@@ -218,9 +218,11 @@ class FirstOrder(DataOptimizer):
         return account.refused(Status.STATIONARY)
 
     def _updates(self, samples: Samples) -> tuple[Tensor, Tensor, int]:
-        """An update for each mini-batch: Σ nᵢ and Σ wᵢ of each in float64, and all the samples.
+        """Make an update for each mini-batch, without waiting for the device.
 
-        Nothing is read from the device on the way.
+        Returns:
+            Σ nᵢ [batches] and Σ wᵢ [batches] of the mini-batches in float64, and the number of
+            samples.
         """
         parameters = self.objective.parameters
         losses: list[Tensor] = []
@@ -231,7 +233,7 @@ class FirstOrder(DataOptimizer):
             if not losses:
                 self.objective.probe(here)
             self._set_learning_rate(seen / len(samples) if samples.indexed else 0.0)
-            # The smaller one at the end of an epoch is not worth a preparation.
+            # The smaller mini-batch at the end of an epoch is not worth preparing for.
             work = MiniBatch(self.objective, here, usual=here.size == self.batch_size)
             found = self.objective.engine.launch(work).result()
             for p, gradient in zip(parameters.tensors, found.gradients, strict=True):
@@ -255,7 +257,7 @@ class FirstOrder(DataOptimizer):
 
 
 def _mini_batches(samples: Samples, size: int, generator: torch.Generator) -> Iterator[Batch]:
-    """The samples in a new order, `size` at a time; a stream in its own order."""
+    """The samples in random order, `size` at a time; a stream keeps its order."""
     if not samples.indexed:
         for batch in samples.batches():
             if batch.size:
@@ -263,14 +265,19 @@ def _mini_batches(samples: Samples, size: int, generator: torch.Generator) -> It
         return
     order = torch.randperm(len(samples), generator=generator)
     if isinstance(samples, InMemory):
-        # Once an epoch, so that taking a mini-batch waits for no copy.
+        # Copied to the device once per epoch, so that selecting a mini-batch waits for no copy.
         order = order.to(tensors_in((samples.batch.inputs, samples.batch.targets))[0].device)
     for indices in order.split(size):
         yield samples.select(indices).batch
 
 
 def optimizer_class(given: type[torch.optim.Optimizer] | str) -> type[torch.optim.Optimizer]:
-    """The class itself, or the one that a dotted path leads to."""
+    """The optimiser class itself, or the class at a dotted import path.
+
+    Raises:
+        ValueError: nothing is found at the path.
+        TypeError: not a class of torch optimisers, or torch's LBFGS.
+    """
     found: Any = given
     if isinstance(given, str):
         module, _, name = given.rpartition(".")

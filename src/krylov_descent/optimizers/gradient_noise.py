@@ -1,4 +1,4 @@
-"""The rounding noise of a gradient: it tells the end of a training from a search that is stuck."""
+"""The rounding noise of a gradient, which tells a converged training from a stuck search."""
 
 import torch
 from torch import Tensor
@@ -11,16 +11,16 @@ from krylov_descent.objective.objective import Objective
 def gradient_noise(
     objective: Objective, samples: Samples, theta: Tensor, generator: torch.Generator
 ) -> float:
-    """How far the gradient moves when each parameter is moved by its own rounding, up or down.
+    """How far the gradient moves when each parameter is moved up or down by its rounding error.
 
-    A gradient no longer than that says nothing: the parameters cannot be told from others whose
-    gradient is zero.
+    A gradient no longer than this noise carries no information: within rounding, the parameters
+    equal others whose gradient is zero.
 
     Args:
         objective: f.
-        samples: to take the gradient over.
-        theta: θ [n], where the parameters are, before and after.
-        generator: of the signs, in the same state on every rank.
+        samples: over which the gradient is taken.
+        theta: θ [n], the current parameters, which are restored.
+        generator: of the random signs, in the same state on every rank.
 
     Cost: two gradients over the samples, and a few vectors [n].
     """

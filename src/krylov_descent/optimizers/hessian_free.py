@@ -30,7 +30,7 @@ from krylov_descent.runtime.precision import derivatives_in_tf32
 from krylov_descent.runtime.ranks import ProcessGroup
 from krylov_descent.runtime.validation import check_counts, check_flags
 
-LAST_ITERATE = "last_iterate"  # of CG, not the one that was chosen
+LAST_ITERATE = "last_iterate"  # of CG; another iterate may have been chosen as the step
 START_DECAY = 0.95
 
 PRECONDITIONER_POWER = 0.75
@@ -43,9 +43,10 @@ LINE_SEARCH_TRIALS = 60
 class HessianFree(DataOptimizer):
     """Hessian-Free: truncated Newton steps by conjugate gradients, with adaptive damping.
 
-    Each step minimises the damped quadratic gᵀd + ½ dᵀ(H + λI)d by preconditioned CG, walks back
-    over CG's iterates to the one that is best on all the data, and shortens it by a line search.
-    How well the quadratic foretold the change of the objective decides on λ for the next step.
+    Each step minimises the damped quadratic gᵀd + ½ dᵀ(H + λI)d by preconditioned CG. It then goes
+    back over the iterates of CG to the one that is best on all the data, and shortens that iterate
+    by a line search. The damping λ of the next step depends on how well the quadratic predicted the
+    change of the objective.
 
     Args:
         model: the module to train.
@@ -53,36 +54,36 @@ class HessianFree(DataOptimizer):
             one that returns their mean.
         params: the parameters to train, as torch.optim takes them; all of the model's by default.
         curvature: "gauss-newton", "hessian" or "fisher". The method is made for matrices without
-            negative curvature. Where the Hessian has some, CG stops as it meets it and the
-            iterates so far are used; if that is none at all, the step is refused and λ raised, so
-            that H + λI becomes positive after a few such steps.
+            negative curvature. CG stops where it meets negative curvature of the Hessian, and the
+            iterates so far are used. If there are none, the step is refused and λ is raised, until
+            the damped matrix is positive.
         damping: λ of the first step, in the units of the loss. The default is Martens' on CURVES,
             whose losses are sums over pixels.
-        chunk_size: samples for the curvature, a fresh chunk each step, round and round: a number
-            of samples (Martens: 5,000 on CURVES, 7,500 on MNIST), a fraction of them, or "auto",
-            a quarter of them but at least 1,000.
+        chunk_size: samples for the curvature: a number (Martens: 5,000 on CURVES, 7,500 on MNIST),
+            a fraction of the data, or "auto" (a quarter of the data, at least 1,000). Each step
+            takes the next chunk, and the chunks cycle through the data.
         cg_iterations: the most iterations of CG.
-        weight_decay: λ of the L2 term ½λ‖θ‖², which belongs to the objective.
+        weight_decay: λ of the L2 term ½λ‖θ‖², which is part of the objective.
         lr: scales the step; for schedulers. Leave it at 1.
-        seed: of the order in which the chunks are cut.
+        seed: of the random order in which the chunks are cut.
         forward: `forward(model, inputs) -> outputs`, where calling the model is not enough.
-        micro_batch: the most samples handled at a time; by default as many as fit
+        micro_batch: the most samples processed at a time; by default as many as fit
             `activation_memory`.
-        activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
-            free memory on a GPU by default.
-        cuda_graphs: on a GPU, record products and evaluations once and replay them; False to run
-            them as they are.
-        tf32: on a GPU, curvature products in TensorFloat-32: faster for large layers, with three
-            digits. Gradient and forward passes keep torch's own setting. (The squares for the
+        activation_memory: the most bytes for activations; by default 1 GiB on a CPU and a quarter
+            of the free memory on a GPU.
+        cuda_graphs: on a GPU, record products and evaluations once and replay them; False runs them
+            eagerly.
+        tf32: on a GPU, compute curvature products in TensorFloat-32: faster for large layers, with
+            three digits. Gradient and forward passes keep torch's own setting. (The squares for the
             preconditioner may be in TensorFloat-32 in any case: see `precision.rough_products`.)
-        process_group: whose ranks train together: a torch.distributed.ProcessGroup or a DeviceMesh
-            of one dimension; all processes by default.
+        process_group: the ranks that train together: a torch.distributed.ProcessGroup or a
+            one-dimensional DeviceMesh; all processes by default.
 
-    Under an initialised process group (`torchrun`) each rank gives its own part of the data to
-    `step` and gets the result of one process on all of them.
+    Under an initialised process group (`torchrun`) each rank passes its own part of the data to
+    `step` and gets the result that one process would get on all of the data.
 
-    The ratio ρ compares with the objective on all the data, whose value is known anyway; the
-    gradient in the quadratic is that of all the data too, and its curvature that of the chunk.
+    The quadratic has the gradient of all the data and the curvature of the chunk. The ratio ρ
+    divides the change of the objective on all the data by the change of the quadratic.
 
     Cost of a step, in gradients over one sample: N·4/3 + (iterations of CG)·|chunk|·4/3 + N/3 for
     each value in backtracking and line search, of which there are at least two.
@@ -158,22 +159,22 @@ class HessianFree(DataOptimizer):
     def step(
         self, data: Any = None, *, closure: Closure | None = None, curvature_data: Any = None
     ) -> StepResult | None:
-        """One iteration of Hessian-Free.
+        """Make one iteration of Hessian-Free.
 
         Args:
             data: all the data: `(inputs, targets)`, a Dataset, a DataLoader or a list of batches.
-                They are walked over several times and must be the same each time.
-            closure: called once before the step, with its result and its gradients left alone;
-                for frameworks that wrap an optimiser and pass one.
-            curvature_data: the samples for the curvature, where they are not to be a chunk.
+                They are iterated over several times and must be the same each time.
+            closure: called once before the step; its result and its gradients are ignored. It is
+                for frameworks that wrap an optimiser and pass a closure.
+            curvature_data: the samples for the curvature, instead of a chunk of `data`.
 
         Returns:
-            What the step did. None for a call without data, with which checkpoint tools create
-            the optimiser's state.
+            What the step did. None for a call without data, which only creates the optimiser's
+            state, as checkpoint tools expect.
 
-        The parameters change only if the objective on all the data went down; otherwise they are
-        bit for bit as before. After any error so are the optimiser's state and what it knows of
-        the model.
+        The parameters change only if the objective on all the data went down; otherwise they stay
+        as they were, bit for bit. After an error the optimiser's state and its knowledge of the
+        model are restored as well.
         """
         if not self._begins(data, closure):
             return None
@@ -203,7 +204,7 @@ class HessianFree(DataOptimizer):
 
 
 class _Step:
-    """One step under way: the algorithm's variables and the account of what it cost."""
+    """The variables of one step, and the account of its cost."""
 
     def __init__(self, optimizer: HessianFree, objective: Objective, data: Samples) -> None:
         self.optimizer, self.objective, self.data = optimizer, objective, data
@@ -214,11 +215,11 @@ class _Step:
         self.total = self.evaluations = 0
 
     def run(self, curvature_data: Any) -> StepResult:
-        """Martens' Algorithm 2, with what his Section 4 adds to it."""
+        """Martens' Algorithm 2 with the additions of his Section 4."""
         account = self.account
         account.note(damping=self.damping)
         self.ranks.enter("gradient")
-        # Gradient, and the diagonal of the empirical Fisher matrix for the preconditioner.
+        # The squares are the diagonal of the empirical Fisher matrix, for the preconditioner.
         found, norm = account.begin(partial(self.objective.value_gradient_and_squares, self.data))
         self.total = found.samples
         chunk = self.chunk(curvature_data)
@@ -229,13 +230,13 @@ class _Step:
         if norm == 0:
             return account.refused(Status.STATIONARY)
 
-        # d ≈ -(H + λI)⁻¹g, all along the way of CG.
+        # d ≈ -(H + λI)⁻¹g, with the intermediate iterates of CG.
         self.ranks.enter("cg")
         solution = self.minimize_quadratic(found, chunk)
         if solution.stop is CGStop.NOT_FINITE:
-            # A start that leads there must not be used again.
+            # The next step must not start CG from the same vector.
             nothing = self.copied_pieces(torch.zeros_like(found.gradient))
-            self.ranks.settle()  # with an error, if that is what made a product NaN
+            self.ranks.settle()  # raises if an error on a rank made the product NaN
             self.remember(-math.inf, nothing)
             return account.refused(Status.NOT_FINITE, "a curvature product is not finite")
 
@@ -244,7 +245,7 @@ class _Step:
         result = None
         try:
             chosen, value = self.backtrack(theta, solution)
-            # The quadratic without its damping; CG knows it with.
+            # CG knows the quadratic with the damping term; ρ needs it without.
             damped = 0.5 * self.scaled_damping * float(chosen.point.square().sum())
             predicted = chosen.value - damped
             predicted = self.ranks.agreed_number(predicted)
@@ -271,11 +272,11 @@ class _Step:
 
     @property
     def scaled_damping(self) -> float:
-        """λ beside a curvature at the scale of the objective."""
+        """λ times the scale of the objective, which the curvature has too."""
         return self.damping * self.objective.scale
 
     def chunk(self, curvature_data: Any) -> Samples:
-        """The samples for the curvature; the next step's begin where these end."""
+        """The samples for the curvature; advances `next_position` past a chunk."""
         if curvature_data is not None:
             return self.optimizer._samples(curvature_data, "curvature_data")
         length = chunk_length(self.optimizer.chunk_size, self.total)
@@ -289,7 +290,7 @@ class _Step:
         return found
 
     def own_samples(self) -> int:
-        """How many samples this rank has."""
+        """The number of samples on this rank."""
         if self.data.indexed:
             return len(self.data)
         if self.ranks.size == 1:
@@ -299,7 +300,7 @@ class _Step:
         return 0
 
     def minimize_quadratic(self, found: Evaluation, chunk: Samples) -> CGResult:
-        """CG on gᵀd + ½ dᵀ(H + λI)d, from where it ended in the last step."""
+        """CG on gᵀd + ½ dᵀ(H + λI)d, started from the decayed last iterate of the previous step."""
         optimizer, damping = self.optimizer, self.scaled_damping
         self.objective.parameters.add_decay_constant(found.squares)
         preconditioner = found.squares.add_(damping).pow_(PRECONDITIONER_POWER)
@@ -325,10 +326,10 @@ class _Step:
         return solution
 
     def backtrack(self, theta: Tensor, solution: CGResult) -> tuple[CGIterate, float]:
-        """From the last iterate towards the first for as long as the objective improves.
+        """Go from the last iterate of CG towards the first for as long as the objective improves.
 
-        Late iterates owe much to the chunk and to the model's being quadratic; earlier ones may
-        be better on all the data. The value goes with the iterate; infinite if not finite.
+        Late iterates overfit the chunk and the quadratic model. Earlier iterates may be better on
+        all the data. Returns the chosen iterate and its value (infinity if not finite).
         """
         chosen, *earlier = reversed(solution.iterates)
         value = self.value_at(theta, chosen.point)
@@ -342,20 +343,21 @@ class _Step:
     def search(
         self, theta: Tensor, direction: Tensor, value: float, before: float, slope: float
     ) -> float | None:
-        """Shorten the direction until it decreases the objective enough, and take it.
+        """Shorten the direction until the objective decreases enough, and take the step.
 
-        Returns the objective there; None if there is no such step, and the parameters are
-        anywhere.
+        Returns:
+            The objective after the step. None if there is no such step; the caller must then
+            restore the parameters.
         """
         rate = 1.0
         for trial in range(LINE_SEARCH_TRIALS):
             if trial:
                 rate *= RATE_SHRINKAGE
                 value = self.value_at(theta, direction * rate)
-            # A decrease in any case: the slope may be positive where CG began badly.
+            # A decrease is tested by itself: the slope may be positive after a bad start of CG.
             if value < before and value <= before + SUFFICIENT_DECREASE * rate * slope:
                 break
-            if slope >= 0:  # shorter steps are no better
+            if slope >= 0:  # shorter steps do not help
                 return None
         else:
             return None
@@ -371,7 +373,7 @@ class _Step:
         return value
 
     def value_at(self, theta: Tensor, step: Tensor) -> float:
-        """The objective on all the data at θ + step."""
+        """The objective on all the data at θ + step; infinity if it is not finite."""
         self.objective.parameters.assign(theta + step)
         value = self.objective.value(self.data)
         self.evaluations += 1
@@ -382,7 +384,7 @@ class _Step:
         return self.objective.parameters.copied_pieces(vector)
 
     def remember(self, ratio: float, last_iterate: Sequence[Tensor]) -> None:
-        """What the next step goes on from; the last iterate of CG in pieces."""
+        """Store the damping and the last iterate of CG, in pieces, for the next step."""
         damping = adapted_damping(self.damping, ratio)
         self.optimizer.param_groups[0]["damping"] = damping
         self.optimizer._set_pieces(LAST_ITERATE, last_iterate)

@@ -1,4 +1,4 @@
-"""Torch's L-BFGS behind the same `step(data)`."""
+"""Torch's L-BFGS behind `step(data)`."""
 
 import copy
 import math
@@ -29,23 +29,24 @@ class LBFGS(DataOptimizer):
         loss: one of torch's losses, a callable `(outputs, targets) -> one number per sample`, or
             one that returns their mean.
         params: the parameters to train, as torch.optim takes them; all of the model's by default.
-        iterations: of L-BFGS in one step. A step begins with the gradient at the parameters as
-            they are; its iterations share that cost.
-        history: pairs of steps and changes of the gradient that are kept.
-        weight_decay: λ of the L2 term ½λ‖θ‖², which belongs to the objective.
-        lr: the first step that a line search tries, one for all parameters. Leave it at 1.
-        seed: of nothing here, as the method draws no random numbers; all optimisers take one.
+        iterations: of L-BFGS in one step. Each step begins with a new gradient, whose cost the
+            iterations share.
+        history: how many pairs of steps and gradient changes are kept.
+        weight_decay: λ of the L2 term ½λ‖θ‖², which is part of the objective.
+        lr: the first step size that a line search tries, one for all parameters. Leave it at 1.
+        seed: of the random signs that measure the gradient's noise when no decrease was found. The
+            search itself draws no random numbers.
         forward: `forward(model, inputs) -> outputs`, where calling the model is not enough.
-        micro_batch: the most samples handled at a time; by default as many as fit
+        micro_batch: the most samples processed at a time; by default as many as fit
             `activation_memory`.
-        activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
-            free memory on a GPU by default.
-        cuda_graphs: on a GPU, record the gradient once and replay it; False to run it as it is.
+        activation_memory: the most bytes for activations; by default 1 GiB on a CPU and a quarter
+            of the free memory on a GPU.
+        cuda_graphs: on a GPU, record the gradient once and replay it; False runs it eagerly.
 
     Cost of a step: a gradient over the data for each evaluation, and a forward pass at the end.
     Memory beyond the model, the data and activations, in vectors of n numbers: 2·history, kept
-    between steps in torch's own form (a list with the first parameter), and about ten more. With
-    `cuda_graphs` a copy of the data and activations (up to 1 GiB) stay allocated.
+    between steps in torch's own form (a list in the state of the first parameter), and about ten
+    more. With `cuda_graphs` a copy of the data and activations (up to 1 GiB) stay allocated.
     """
 
     def __init__(
@@ -84,20 +85,21 @@ class LBFGS(DataOptimizer):
     def step(self, data: Any, *, closure: Closure | None = None) -> StepResult: ...
 
     def step(self, data: Any = None, *, closure: Closure | None = None) -> StepResult | None:
-        """Some iterations of L-BFGS.
+        """Make up to `iterations` iterations of L-BFGS.
 
         Args:
             data: `(inputs, targets)`, a Dataset, a DataLoader or a list of batches. They are
-                walked over several times and must be the same each time.
-            closure: called once before the step, with its result and its gradients left alone;
-                for frameworks that wrap an optimiser and pass one.
+                iterated over several times and must be the same each time.
+            closure: called once before the step; its result and its gradients are ignored. It is
+                for frameworks that wrap an optimiser and pass a closure.
 
         Returns:
             What the step did. None for a call without data.
 
-        The parameters change only if the objective went down; otherwise they are bit for bit as
-        before, and the history is forgotten. So it is where parameters were frozen or thawed since
-        the last step, or have another dtype or device. After any error all is as before.
+        The parameters change only if the objective went down. Otherwise they stay as they were, bit
+        for bit, and the history is cleared. The history is also cleared if parameters were frozen
+        or unfrozen since the last step, or have another dtype or device. After an error parameters
+        and state are restored.
         """
         if not self._wants_to_step(data, closure):
             return None
@@ -106,10 +108,10 @@ class LBFGS(DataOptimizer):
             return self._make_step(lambda _: self._search(samples))
 
     def _create_state(self) -> None:
-        """Nothing: torch's L-BFGS makes its state as it goes."""
+        """Nothing: torch's L-BFGS creates its state in its first step."""
 
     def _let_state_follow(self) -> None:
-        """Forget a history that is of other tensors, or of these in another dtype or place."""
+        """Clear a history that belongs to other tensors, another dtype or another device."""
         parameters = self.objective.parameters
         state = self.state.get(parameters.tensors[0], {})
         last = state.get("prev_flat_grad")
@@ -120,11 +122,11 @@ class LBFGS(DataOptimizer):
         ):
             self.state.clear()
         else:
-            self.objective.scale = state.get(SCALE, 1.0)  # of the gradients in it
+            self.objective.scale = state.get(SCALE, 1.0)  # of the gradients in the history
 
     @property
     def _trained(self) -> list[bool]:
-        """Of each parameter, whether it is trained just now."""
+        """For each parameter, whether it requires a gradient now."""
         return [p.requires_grad for group in self.param_groups for p in group["params"]]
 
     def _search(self, data: Samples) -> StepResult:
@@ -152,7 +154,7 @@ class LBFGS(DataOptimizer):
             self._torchs(rate).step(evaluations)
             after = objective.value(data)
             account.note(evaluations=evaluations.count)
-            account.count(start.samples * evaluations.count)  # and the value, less the first one
+            account.count(start.samples * evaluations.count)  # count - 1 gradients, one value
             if after < start.value:
                 account.note(
                     iterations=self._iterations_made - made,
@@ -170,10 +172,11 @@ class LBFGS(DataOptimizer):
         return result
 
     def _torchs(self, rate: float) -> torch.optim.LBFGS:
-        """Torch's optimiser over our state, of which it gets a copy of all that it writes into.
+        """Torch's optimiser on our state, with copies of the tensors that it writes into.
 
-        It takes one group of parameters only; ours may differ in weight decay, which is the
-        objective's affair. And it moves all that it is given, so frozen ones are left out.
+        Torch's L-BFGS takes a single parameter group. Our groups differ in weight decay, which is
+        part of the objective. Torch's L-BFGS moves all parameters it is given, so frozen ones are
+        left out.
         """
         tensors = self.objective.parameters.tensors
         state = {key: _copied(kept) for key, kept in self.state.get(tensors[0], {}).items()}
@@ -190,21 +193,21 @@ class LBFGS(DataOptimizer):
 
     @property
     def _iterations_made(self) -> int:
-        """By all steps so far, as torch counts them."""
+        """The number of iterations in all steps so far, as torch counts them."""
         return sum(int(state.get("n_iter", 0)) for state in self.state.values())
 
 
 def _copied(kept: Any) -> Any:
-    """An entry of torch's state. Vectors in a list are not copied: torch never writes into them."""
+    """Copy an entry of torch's state. Tensors in a list are shared: torch only reads them."""
     return kept.clone() if isinstance(kept, Tensor) else copy.copy(kept)
 
 
 class _Evaluations:
-    """The closure that torch's L-BFGS calls: value, and the gradient in `.grad`."""
+    """The closure for torch's L-BFGS: returns the value and stores the gradient in `.grad`."""
 
     def __init__(self, optimizer: LBFGS, data: Samples, start: Evaluation) -> None:
         self._objective, self._data = optimizer.objective, data
-        self._known: Evaluation | None = start  # at the parameters as they are
+        self._known: Evaluation | None = start  # the evaluation at the current parameters
         self.count = 0
 
     def __call__(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Nonlinear conjugate gradients on the full batch, a method of its own to compare with."""
+"""Nonlinear conjugate gradients on the full batch, as a baseline for comparison."""
 
 import math
 from functools import partial
@@ -45,30 +45,31 @@ class NonlinearCG(DataOptimizer):
             one that returns their mean.
         params: the parameters to train, as torch.optim takes them; all of the model's by default.
         formula: "polak-ribiere" (with β not below zero) or "hestenes-stiefel".
-        iterations: line searches in one step. A step begins with the gradient at the parameters
-            as they are, since the data may be others than before; its iterations share that cost.
-        slope_tolerance: the part of the first slope that a line search may leave over; lower
-            means more exact.
-        weight_decay: λ of the L2 term ½λ‖θ‖², which belongs to the objective.
+        iterations: line searches in one step. Each step begins with a new gradient, because the
+            data may have changed. The iterations share its cost.
+        slope_tolerance: a line search ends where the slope is at most this fraction of the initial
+            slope; lower means more exact.
+        weight_decay: λ of the L2 term ½λ‖θ‖², which is part of the objective.
         lr: scales the step; for schedulers. Leave it at 1.
-        seed: of nothing here, as the method draws no random numbers; all optimisers take one.
+        seed: of the random signs that measure the gradient's noise when no decrease was found. The
+            search itself draws no random numbers.
         forward: `forward(model, inputs) -> outputs`, where calling the model is not enough.
-        micro_batch: the most samples handled at a time; by default as many as fit
+        micro_batch: the most samples processed at a time; by default as many as fit
             `activation_memory`.
-        activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
-            free memory on a GPU by default.
-        cuda_graphs: on a GPU, record the gradient once and replay it; False to run it as it is.
-        process_group: whose ranks train together: a torch.distributed.ProcessGroup or a DeviceMesh
-            of one dimension; all processes by default.
+        activation_memory: the most bytes for activations; by default 1 GiB on a CPU and a quarter
+            of the free memory on a GPU.
+        cuda_graphs: on a GPU, record the gradient once and replay it; False runs it eagerly.
+        process_group: the ranks that train together: a torch.distributed.ProcessGroup or a
+            one-dimensional DeviceMesh; all processes by default.
 
-    Under an initialised process group (`torchrun`) each rank gives its own part of the data to
-    `step` and gets the result of one process on all of them.
+    Under an initialised process group (`torchrun`) each rank passes its own part of the data to
+    `step` and gets the result that one process would get on all of the data.
 
-    Cost of a step: a gradient over the data for each trial of a line search, one for the start,
-    and four forward passes that measure the noise of the values. Memory beyond the model, the
-    data and activations: 12 vectors of n numbers, two of them kept between steps, and up to 7 more
-    where a line search stands at a kink. With
-    `cuda_graphs` a copy of the data and activations (up to 1 GiB) stay allocated.
+    Cost of a step: a gradient over the data for each trial of a line search, one for the start, and
+    four forward passes that measure the noise of the values. Memory beyond the model, the data and
+    activations: 12 vectors of n numbers, two of them kept between steps, and up to 7 more where a
+    line search stands at a kink. With `cuda_graphs` a copy of the data and activations (up to 1
+    GiB) stay allocated.
     """
 
     data_parallel = True
@@ -126,20 +127,21 @@ class NonlinearCG(DataOptimizer):
     def step(self, data: Any, *, closure: Closure | None = None) -> StepResult: ...
 
     def step(self, data: Any = None, *, closure: Closure | None = None) -> StepResult | None:
-        """Some iterations of conjugate gradients.
+        """Make up to `iterations` iterations of conjugate gradients.
 
         Args:
             data: `(inputs, targets)`, a Dataset, a DataLoader or a list of batches. They are
-                walked over several times and must be the same each time.
-            closure: called once before the step, with its result and its gradients left alone;
-                for frameworks that wrap an optimiser and pass one.
+                iterated over several times and must be the same each time.
+            closure: called once before the step; its result and its gradients are ignored. It is
+                for frameworks that wrap an optimiser and pass a closure.
 
         Returns:
-            What the step did. None for a call without data, with which checkpoint tools create
-            the optimiser's state.
+            What the step did. None for a call without data, which only creates the optimiser's
+            state, as checkpoint tools expect.
 
-        The parameters change only if the objective went down; otherwise they are bit for bit as
-        before. After any error so are the optimiser's state and what it knows of the model.
+        The parameters change only if the objective went down; otherwise they stay as they were, bit
+        for bit. After an error the optimiser's state and its knowledge of the model are restored as
+        well.
         """
         if not self._begins(data, closure):
             return None
@@ -171,12 +173,12 @@ class NonlinearCG(DataOptimizer):
         )
 
     def _remember(self, memory: Memory | None) -> None:
-        """Keep what the next step goes on from, once no rank can fail any more."""
+        """Store the memory for the next step, after the last point where a rank can fail."""
         parameters, group = self.objective.parameters, self.param_groups[0]
         if memory is None:
             nothing = torch.zeros(parameters.numel, dtype=parameters.dtype).to(parameters.device)
             memory = Memory(nothing, nothing, 0.0, 0)
-        # As they are without a scale, which a resumed run has to find anew.
+        # Stored without the scale, because a resumed run finds its own scale.
         scale = self.objective.scale
         vectors = (memory.direction / scale, memory.gradient / scale)
         direction, gradient = map(parameters.copied_pieces, vectors)
@@ -188,7 +190,7 @@ class NonlinearCG(DataOptimizer):
 
 
 class _Step:
-    """One step under way, and the account of what it cost."""
+    """One step, and the account of its cost."""
 
     def __init__(self, optimizer: NonlinearCG, objective: Objective, data: Samples) -> None:
         self.optimizer, self.objective, self.data = optimizer, objective, data
@@ -229,7 +231,7 @@ class _Step:
         return result
 
     def search(self, theta: Tensor, start: Evaluation, slope: float) -> NonlinearCGResult:
-        """The iterations from θ, given the slope along -g there."""
+        """Iterate from θ; `slope` is the slope along -g at θ."""
         optimizer = self.optimizer
         memory = optimizer._memory()
         noise = self.noise(theta, start, slope, memory)
@@ -251,7 +253,10 @@ class _Step:
         return found
 
     def take(self, theta: Tensor, found: NonlinearCGResult, start: Evaluation) -> float | None:
-        """Write the point found into the parameters; with lr ≠ 1 only if it still is a decrease."""
+        """Write the point found into the parameters, and return the objective there.
+
+        Returns None if `lr` ≠ 1 and the scaled step is no decrease.
+        """
         self.ranks.enter("step")
         point = self.ranks.agreed(found.point)
         step, value, memory = point - theta, found.value, found.memory
@@ -277,8 +282,8 @@ class _Step:
     def noise(self, theta: Tensor, start: Evaluation, slope: float, memory: Memory | None) -> float:
         """Standard deviation of the rounding error of a value; four forward passes.
 
-        As in KSD's subspace, from values a little apart along the gradient; see there for the
-        distance.
+        It is measured from values at close points along the gradient, as in KSD. See `noise_steps`
+        for the distance of the points.
         """
         epsilon = self.objective.epsilon()
         step = first_step(slope, start.gradient, memory, self.ranks.agreed_number)

@@ -1,9 +1,9 @@
-"""What a step did and what it cost."""
+"""The result of a step: what the step did and what it cost."""
 
 from dataclasses import dataclass, field
 from enum import Enum
 
-# Why a step that the search found was not taken: a reason with `Status.NO_DECREASE`.
+# The reason for `Status.NO_DECREASE` when the search found a step that `lr` then spoilt.
 SCALED_AWAY = "the step scaled by `lr` is no decrease; the parameters are unchanged"
 
 
@@ -31,32 +31,35 @@ class StepResult:
     Attributes:
         loss: the objective on A before the step, L2 included.
         loss_before: the objective on C before the step.
-        loss_after: the objective on C after it; the same as before where no step was taken.
-        status: how it ended.
-        reason: one sentence on that, with what was not finite or why the search ended.
+        loss_after: the objective on C after the step; equal to `loss_before` if no step was taken.
+        status: how the step ended.
+        reason: one sentence on the status: which number was not finite, or why the search ended.
         noise: standard deviation of the rounding error of the objective on C.
         gradient_norm: ‖g‖ on A.
-        gradient_noise: how far the gradient on C moves when each parameter is moved by its
-            rounding; measured where no decrease was found, else None.
-        step_norm: ‖d‖ of the step taken, 0 if none was.
+        gradient_noise: how far the gradient on C moves when each parameter moves by its rounding
+            error. It is measured only if no decrease was found, else None.
+        step_norm: ‖d‖ of the step taken; 0 if none was taken.
         rank: dimension of the subspace that was searched.
         ritz_values: eigenvalues of the projected curvature H̄, ascending, before flooring.
         samples: |A|.
         curvature_samples: |B|.
         objective_samples: |C|.
         iterations: of the search.
-        evaluations: value and gradient on C, how often.
-        products: curvature products on B that became a direction of the basis.
-        passes: work in passes over A: samples gone through for gradient, products and
-            evaluations, divided by |A|.
-        graphs_kept: whether the graphs of B were held for all products, or rebuilt for each
-            because they exceed the memory for activations.
-        damping: λ of Hessian-Free after the step; None for other methods, as all that follow.
-        reduction_ratio: ρ, the change of the objective over that of the quadratic model; minus
-            infinity where the objective rose.
-        chosen_iteration: of CG, whose iterate was taken as the direction.
-        rate: by which the line search shortened it.
-        seconds: wall-clock by phase ("gradient"; "basis" or "cg"; "search").
+        evaluations: of the objective on C; with its gradient, except in Hessian-Free.
+        products: curvature products on B. For KSD the products that became a direction of the
+            basis, so `products == rank`; for Hessian-Free the products of CG.
+        passes: work in passes over A: the samples processed for gradient, products and evaluations,
+            divided by |A|.
+        graphs_kept: whether the autograd graphs of B were kept for all products. False means that
+            they exceed the memory for activations and were rebuilt for each product.
+        damping: λ of Hessian-Free after the step; None for other methods.
+        reduction_ratio: ρ of Hessian-Free, the change of the objective divided by the change of the
+            quadratic model; minus infinity if the objective rose. None for other methods.
+        chosen_iteration: the iteration of CG whose iterate became the direction in Hessian-Free;
+            None for other methods.
+        rate: the factor by which the line search of Hessian-Free shortened the direction; None for
+            other methods.
+        seconds: wall-clock time by phase ("gradient"; "basis" or "cg"; "search").
     """
 
     loss: float
@@ -86,7 +89,7 @@ class StepResult:
 
     @property
     def total_seconds(self) -> float:
-        """Wall-clock of the whole step."""
+        """Wall-clock time of the whole step."""
         return sum(self.seconds.values())
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
-"""All that a step writes to beside the parameters, as it was before: a step that fails is undone.
+"""A snapshot of all that a step writes to, except the parameters, for undoing a failed step.
 
-What is learnt about a model on the way (which layers to trust, how much memory a sample takes,
-which route of differentiation works) decides how the next step rounds. So it is undone, too: the
-step after an error is the one that would have been made without it, bit for bit.
+A step also learns about the model: which layers to trust, how much memory a sample takes, which
+route of differentiation works. This knowledge decides how the next step rounds, so it is undone
+too. The step after an error is bit for bit the step that would have been made without the error.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,15 +13,17 @@ from torch import Tensor
 
 
 class Snapshot:
-    """State, parameter groups and attributes of objects, to go back to.
+    """State, parameter groups and attributes of objects, for restoring them later.
 
     Args:
-        optimizer: whose state and parameter groups are meant.
-        learners: objects whose attributes a step may replace, or add to where they are containers.
-        foreign: of these, objects of the user's, which may also write into their tensors.
+        optimizer: whose state and parameter groups are saved.
+        learners: objects of the library. A step may replace their attributes, or add to attributes
+            that are containers.
+        foreign: objects of the user, such as a preconditioner. A step may also write into their
+            tensors.
 
-    Cost: no vector is copied but those of foreign objects. Tensors of the state stay as they are:
-    steps put others in their place.
+    Cost: only the tensors of foreign objects are copied. Tensors of the state need no copy, because
+    a step replaces them and does not write into them.
     """
 
     def __init__(
@@ -39,19 +41,19 @@ class Snapshot:
         self._numbers = [(tensor, tensor.detach().clone()) for tensor in tensors]
 
     def restore_groups(self) -> None:
-        """Go back to the entries of the parameter groups."""
+        """Restore the entries of the parameter groups."""
         for group, before in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.clear()
             group.update(before)
 
     def restore_state(self) -> None:
-        """Go back to the tensors of the state."""
+        """Restore the tensors of the state."""
         self._optimizer.state.clear()
         self._optimizer.state.update(self._state)
 
     @torch.no_grad()
     def restore_knowledge(self) -> None:
-        """Go back to what the objects knew."""
+        """Restore the attributes of the learners and the foreign objects."""
         for attributes, before in self._attributes:
             attributes.clear()
             attributes.update(before)
@@ -60,7 +62,7 @@ class Snapshot:
 
 
 def _copied(value: Any) -> Any:
-    """Containers copied, as deep as they are nested; what is in them is not."""
+    """Copy nested dicts, lists and sets, but not the objects in them."""
     if type(value) is dict:
         return {key: _copied(inside) for key, inside in value.items()}
     if type(value) in (list, set):

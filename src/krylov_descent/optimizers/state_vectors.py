@@ -1,7 +1,7 @@
-"""Vectors that an optimiser keeps from step to step, in pieces that belong to the parameters.
+"""Vectors that an optimiser keeps between steps, stored in pieces with the parameters.
 
-State that belongs to a parameter has its shape and lives in `state`, as torch.optim and checkpoint
-tools expect. The methods speak of one vector [n] over all parameters.
+The state of a parameter has the parameter's shape and lives in `state`, as torch.optim and
+checkpoint tools expect. The methods use one vector [n] over all parameters.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from krylov_descent.objective.objective import Objective
 
 
 class StateVectors(torch.optim.Optimizer):
-    """A torch optimiser whose state can be read and written as vectors.
+    """A torch optimiser whose state can be read and written as vectors [n].
 
     Attributes:
-        objective: whose parameters they belong to.
+        objective: whose parameters the vectors belong to.
     """
 
     objective: Objective
 
     def _let_state_follow(self) -> None:
-        """Where the model was given another dtype since the last step, so are the vectors kept."""
+        """Convert the state to the parameters' dtype and device, which may have changed."""
         parameters = self.objective.parameters
         dtype, device = parameters.dtype, parameters.device
         for p in parameters.tensors:
@@ -35,7 +35,11 @@ class StateVectors(torch.optim.Optimizer):
                     state[key] = kept.to(device, dtype)
 
     def _flat_state(self, key: str) -> Tensor:
-        """Per-parameter state as one flat vector; zeros where there is none."""
+        """The state of all parameters under a key, as a flat vector [n]; zeros where there is none.
+
+        Raises:
+            RuntimeError: the state has the shapes of another model.
+        """
         parameters, state, none = self.objective.parameters, self.state, dict[str, Any]()
         pieces = [state.get(p, none).get(key) for p in parameters.tensors]
         names = self.objective.network.names
@@ -48,20 +52,20 @@ class StateVectors(torch.optim.Optimizer):
         return parameters.flatten(pieces)
 
     def _get_vector(self, key: str) -> Tensor | None:
-        """The same, but None where it is zero."""
+        """The state under a key as a flat vector [n], or None if it is zero everywhere."""
         vector = self._flat_state(key)
         return vector if bool(vector.any()) else None
 
     def _set_pieces(self, key: str, pieces: Sequence[Tensor]) -> None:
-        """Keep a vector as state, each piece with its parameter: new tensors of nobody else's."""
+        """Store a vector as state, in pieces that are new tensors and belong to nobody else."""
         for p, piece in zip(self.objective.parameters.tensors, pieces, strict=True):
             self.state[p][key] = piece
 
     def _push_pieces(self, keys: Sequence[str], pieces: Sequence[Tensor]) -> None:
-        """Keep a vector by the first key; what was there goes on to the next one, and so on.
+        """Store a vector under the first key; each older vector moves to the next key.
 
-        The last one's is dropped, not written into: a state that was handed out or loaded may
-        share it. All keys are there afterwards: checkpoint tools want to know them from the first
+        The vector under the last key is dropped and not overwritten, because a state dict may share
+        it. Afterwards all keys exist, because checkpoint tools need to know them from the first
         step on.
 
         Args:
@@ -95,7 +99,7 @@ class StateVectors(torch.optim.Optimizer):
 
     @property
     def _takes_whole_steps(self) -> bool:
-        """Whether `lr` is 1 for everything that is trained."""
+        """Whether `lr` is 1 for all trainable parameters."""
         return all(
             float(group["lr"]) == 1.0
             for group in self.param_groups
@@ -103,11 +107,11 @@ class StateVectors(torch.optim.Optimizer):
         )
 
     def _scale_by_learning_rate(self, step: Tensor, *, back: bool = False) -> bool:
-        """Multiply a step [n] by `lr`, in place; whether that changes it.
+        """Multiply a step [n] by `lr`, in place. Returns False if `lr` is 1 everywhere.
 
         Args:
             step: overwritten.
-            back: undo it, but for what an `lr` of 0 made of it.
+            back: divide by `lr` instead; pieces whose `lr` is 0 stay as they are.
         """
         if self._takes_whole_steps:
             return False

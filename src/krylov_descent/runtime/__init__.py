@@ -1,1 +1,1 @@
-"""How work is run: the engine, processes, precision, threads, and checks of arguments."""
+"""How work is run: engines, ranks, precision, threads and checks of arguments."""

@@ -1,4 +1,4 @@
-"""Checksums of tensors, by which ranks find out whether they hold the same numbers."""
+"""Checksums of tensors, which ranks compare to find out whether they hold equal tensors."""
 
 import functools
 from collections.abc import Sequence
@@ -6,18 +6,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 18  # entries that are multiplied at a time
-MULTIPLIER = 0x2545F4914F6CDD1D  # odd, so that no chunk is ever multiplied away
-WORDS = {1: torch.int8, 2: torch.int16}  # by bytes of an entry; wider ones are read as int32
+CHUNK = 1 << 18  # entries per chunk; bounds the memory for temporary tensors
+MULTIPLIER = 0x2545F4914F6CDD1D  # odd, so invertible modulo 2⁶⁴: no chunk loses its influence
+WORDS = {1: torch.int8, 2: torch.int16}  # integer view by bytes per entry; wider entries use int32
 
 
 def checksums(tensors: Sequence[Tensor]) -> list[int]:
-    """One number for each tensor, of the bits of its entries and of their order.
+    """One 64-bit checksum per tensor, which depends on the bits of the entries and on their order.
 
-    A sum of words times fixed random odd numbers, modulo 2⁶⁴: any change of one entry changes it,
-    and so does exchanging two, but for about one pair in 2³². Sparse tensors count as zeros.
+    A checksum is a sum of integer words times fixed random odd numbers, modulo 2⁶⁴. Changing one
+    entry changes the checksum. Swapping two entries changes it, except for about one pair in 2³².
+    The checksum of a sparse tensor is 0.
 
-    Cost: one pass over the tensors, and one wait for a GPU. Memory: 8 · 2¹⁸ bytes.
+    Cost: one pass over the tensors and one GPU synchronisation. Memory: 8 · 2¹⁸ bytes.
     """
     if not tensors:
         return []
@@ -30,7 +31,8 @@ def _checksum(tensor: Tensor) -> Tensor:
     if tensor.layout != torch.strided:
         return torch.zeros((), dtype=torch.int64, device=tensor.device)
     flat = tensor.detach().reshape(-1).contiguous()
-    # No wider than 32 bits: of 64, an odd factor would leave two changed signs unseen.
+    # At most 32 bits per word: with 64-bit words two flipped sign bits would cancel, because 2⁶³
+    # times an odd number is 2⁶³ modulo 2⁶⁴.
     words = flat.view(WORDS.get(flat.element_size(), torch.int32))
     factors = _factors(tensor.device)
     total: Tensor
@@ -42,7 +44,7 @@ def _checksum(tensor: Tensor) -> Tensor:
 
 @functools.cache
 def _factors(device: torch.device) -> Tensor:
-    """Odd numbers of 64 bits [CHUNK], the same in every process."""
+    """Odd 64-bit integers [CHUNK], equal in every process."""
     generator = torch.Generator().manual_seed(1)
     drawn = torch.randint(-(1 << 63), (1 << 63) - 1, (CHUNK,), generator=generator)
     return (drawn | 1).to(device)

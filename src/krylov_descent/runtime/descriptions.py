@@ -1,7 +1,8 @@
-"""A model and a loss in words and tensors: what must be the same on every rank.
+"""Descriptions of a model and a loss as text and tensors, which must be equal on every rank.
 
-Told are names of classes and functions, and settings: numbers, words and flags. Addresses are not
-told, nor anything that an object keeps under a name with an underscore, which may be its state.
+A description holds the names of classes and functions, and settings: numbers, strings and flags. It
+leaves out memory addresses and private attributes (names with a leading underscore), because
+private attributes may hold state.
 """
 
 import functools
@@ -17,10 +18,10 @@ PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
 
 def described(name: str, thing: Any) -> dict[str, str]:
-    """An object by its name and its public settings.
+    """Describe an object by its name and its public settings, as text by label.
 
     Args:
-        name: under which it is told.
+        name: the label of the object.
         thing: a function, a `functools.partial`, a module or any other object.
     """
     told = {name: name_of(thing)}
@@ -28,7 +29,7 @@ def described(name: str, thing: Any) -> dict[str, str]:
 
 
 def described_modules(model: nn.Module) -> dict[str, str]:
-    """Every module of a model by its class, what it shows of itself, and the functions it holds."""
+    """Describe each module of a model by its class, `extra_repr` and function attributes."""
     return {
         f"the module {name}" if name else "the model": _words(module)
         for name, module in model.named_modules()
@@ -36,7 +37,7 @@ def described_modules(model: nn.Module) -> dict[str, str]:
 
 
 def tensors_of(name: str, thing: Any) -> dict[str, Tensor]:
-    """The tensors of a loss: those of a module, and any that it has as a public attribute."""
+    """The tensors of a loss by label: public attributes, and a module's parameters and buffers."""
     found = {f"{name}'s {key}": v for key, v in _public(thing) if isinstance(v, Tensor)}
     if isinstance(thing, nn.Module):
         owned = (*thing.named_parameters(), *thing.named_buffers())
@@ -45,7 +46,7 @@ def tensors_of(name: str, thing: Any) -> dict[str, Tensor]:
 
 
 def name_of(thing: Any) -> str:
-    """The name of a function, with its line, or of an object's class."""
+    """The name of a function with its line number, or the name of an object's class."""
     if isinstance(thing, functools.partial):
         return f"partial of {name_of(thing.func)}"
     named = thing if hasattr(thing, "__qualname__") else type(thing)
@@ -59,7 +60,7 @@ def _public(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from thing.keywords.items()
         return
     for key, value in getattr(thing, "__dict__", {}).items():
-        # The mode of a loss may be another one where only rank 0 evaluates it.
+        # `training` may differ between ranks: rank 0 alone may evaluate the model.
         if not key.startswith("_") and key != "training":
             yield key, value
 

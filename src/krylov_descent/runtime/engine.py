@@ -1,9 +1,10 @@
-"""How the work of a step is run.
+"""The interface between the method and the engine that runs the work of a step.
 
-The rooms of the method describe the pieces of a step as `Work`: the gradient on A, a linearisation
-on B, the Krylov basis, the objective in the subspace. An engine runs them and hands out futures
-(`Launched`). The engine here runs each piece when its result is asked for. Another engine may
-launch work before that, or run it in another way; what a step finds and reports is the same.
+The method describes the pieces of a step as `Work`: the gradient on A, a linearisation on B, the
+Krylov basis, the objective in the subspace. An engine runs each piece and returns a future
+(`Launched`). The eager engine in this file runs a piece when its result is first read. Another
+engine may launch a piece earlier or run it differently. The results and the counters that a step
+reports do not depend on the engine.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,17 +16,17 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Work(Protocol[Result_co]):
-    """A piece of a step. An engine that knows nothing better calls `run`."""
+    """A piece of a step. An engine without a faster way for this type of work calls `run`."""
 
     def run(self) -> Result_co:
-        """Do the work, here and now."""
+        """Compute the result now."""
 
 
 class Launched(Generic[Result]):
-    """The future of a piece of work: the result is computed, or waited for, when it is read.
+    """The future of a piece of work, computed or waited for when the result is first read.
 
     Args:
-        read: gives the result. It is called once, by the first reader.
+        read: returns the result. It is not called again once it has returned.
     """
 
     def __init__(self, read: Callable[[], Result]) -> None:
@@ -34,11 +35,11 @@ class Launched(Generic[Result]):
 
     @classmethod
     def done(cls, result: Result) -> "Launched[Result]":
-        """The future of a result that is known."""
+        """A future whose result is already known."""
         return cls(lambda: result)
 
     def result(self) -> Result:
-        """The result. Raises what the work raised; a later call tries again."""
+        """The result. An error of the work is raised here, and a later call tries again."""
         if self._read is not None:
             self._result = self._read()
             self._read = None
@@ -46,31 +47,31 @@ class Launched(Generic[Result]):
 
 
 class StaleError(Exception):
-    """An engine ran work in the way the model was at an earlier step, and the model has changed.
+    """An engine replayed work that it had prepared in an earlier step, and the model has changed.
 
-    Nothing of the step may be kept. The optimiser forgets what the engine knows of the model
-    (`Engine.clear`) and makes the step again.
+    No result of the step may be kept. The optimiser clears the engine's caches (`Engine.clear`) and
+    repeats the step.
     """
 
 
 class Engine:
-    """Runs each piece of work when its result is asked for.
+    """The eager engine: it runs a piece of work when its result is first read.
 
     Attributes:
         in_step: whether a step is under way.
-        repeatable: whether the step under way can be made again, and so may end with `StaleError`.
+        repeatable: whether the current step can be repeated, and so may raise `StaleError`.
     """
 
     in_step = False
     repeatable = False
 
     def launch(self, work: Work[Result]) -> Launched[Result]:
-        """The future of a piece of work."""
+        """Return the future of a piece of work."""
         return Launched(work.run)
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """For the time of a step. What the model computes does not change within it."""
+        """Context manager around a step, within which the model's computation does not change."""
         self.in_step, self.repeatable = True, False
         try:
             yield
@@ -78,14 +79,14 @@ class Engine:
             self.in_step = self.repeatable = False
 
     def verify(self) -> None:
-        """Called before anything that was found is acted on.
+        """Check the results so far, before the optimiser acts on them.
 
         Raises:
-            StaleError: what was found is not what the model computes now.
+            StaleError: a result is not what the model computes now.
         """
 
     def clear(self) -> None:
-        """Forget all that is known of the model: it has changed."""
+        """Clear all caches, because the model has changed."""
 
     def change_preconditioner(self) -> None:
-        """Forget what depends on the preconditioner: another one follows."""
+        """Clear the caches that depend on the preconditioner, because another one follows."""

@@ -1,16 +1,16 @@
-"""How ranks learn of a failure while they wait in an exchange that the failed rank never enters.
+"""How ranks learn of a failure while they wait in a collective that the failed rank never enters.
 
-A rank that fails does not know which exchange the others enter next: that is decided by code which
-it has left. So it asks them, through the key-value store of the process group:
+A failed rank has left the step, so it does not know which collective the other ranks enter next. It
+asks them through the key-value store of the process group:
 
-    1. The failed rank raises a flag in the store. A thread on every other rank looks for that flag
-       a few times a second, while a step is under way.
-    2. The thread answers with the exchanges that its rank has entered so far in this step.
-    3. The failed rank publishes the last exchange that any rank has entered, and takes part in
-       all up to that one. So no rank is left waiting.
-    4. Every rank ends the step behind that exchange.
+1. The failed rank sets a flag in the store. During a step, a thread on every other rank polls that
+   flag a few times a second.
+2. The thread answers with the list of collectives that its rank has entered so far in the step.
+3. The failed rank publishes the longest of these lists and takes part in every collective on it, so
+   that no rank is left waiting.
+4. Every rank ends the step after the last collective on the list.
 
-A step without a failure sends nothing for it.
+A step without a failure sends nothing.
 """
 
 import json
@@ -19,18 +19,18 @@ import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-LOOK = 0.05  # seconds between two looks for the flag
-PAUSE = 0.005  # seconds between two looks for an answer
+LOOK = 0.05  # seconds between two polls of the flag
+PAUSE = 0.005  # seconds between two polls for an answer
 FLAG, ENDING = "flag", "ending"
 
 
 class Exchange(NamedTuple):
-    """What a rank must know to take part in an exchange.
+    """A collective, described well enough that another rank can take part in it.
 
     Attributes:
-        kind: of exchange.
-        numbers: how many of them a rank hands over.
-        dtype: of the numbers, by its name in torch.
+        kind: of collective, such as "all-reduce".
+        numbers: how many entries a rank contributes.
+        dtype: of the entries, by its name in torch.
     """
 
     kind: str
@@ -43,8 +43,8 @@ class Ending:
     """How a step ends in which a rank failed.
 
     Attributes:
-        exchanges: all of the step, up to the last that a rank has entered.
-        failures: what went wrong, by rank.
+        exchanges: all collectives of the step, up to the last one that any rank has entered.
+        failures: error messages by rank.
     """
 
     exchanges: list[Exchange]
@@ -52,29 +52,29 @@ class Ending:
 
 
 class FailureNotice:
-    """The exchanges of one step on one rank, and a thread that answers a rank which failed.
+    """The collectives that one rank enters in one step, and a thread that answers failed ranks.
+
+    `enter` and `leave` return an `Ending` when the step is over. `enter`, `leave` and `tell` raise
+    TimeoutError when the ranks could not agree on an ending within the store's timeout.
 
     Args:
-        store: of the process group, for the keys of this step alone.
-        rank: this one.
-        size: how many ranks there are.
-
-    An `Ending` that is returned says that the step is over; TimeoutError, that a rank which failed
-    or was asked did not answer within the store's timeout.
+        store: the process group's store, with a prefix that belongs to this step alone.
+        rank: of this process.
+        size: the number of ranks.
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
         self._entered: list[Exchange] = []
         self._answered = False
-        self._lock = threading.Lock()  # of the two above
+        self._lock = threading.Lock()  # guards _entered and _answered
         self._ending: Ending | None = None
         self._ended, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="failure-notice", daemon=True)
         self._thread.start()
 
     def enter(self, exchange: Exchange) -> Ending | None:
-        """To be called before an exchange; None if it is to be entered."""
+        """Call before a collective. None means: enter the collective."""
         with self._lock:
             if not self._answered:
                 self._entered.append(exchange)
@@ -86,12 +86,12 @@ class FailureNotice:
         return None
 
     def withdraw(self) -> None:
-        """To be called where an exchange that was entered failed before anything was sent."""
+        """Call when a collective that was entered failed before anything was sent."""
         with self._lock:
             self._entered.pop()
 
     def leave(self) -> Ending | None:
-        """To be called behind an exchange; None if the step goes on."""
+        """Call after a collective. None means: the step goes on."""
         with self._lock:
             if not self._answered:
                 return None
@@ -99,7 +99,7 @@ class FailureNotice:
         return ending if len(self._entered) >= len(ending.exchanges) else None
 
     def tell(self, message: str) -> list[Exchange]:
-        """Tell the other ranks of a failure; the exchanges in which this rank must take part."""
+        """Report a failure to all ranks; returns the collectives this rank must still join."""
         self.close()
         if not self._answered:
             is_first = self._store.add(FLAG, 1) == 1
@@ -110,7 +110,7 @@ class FailureNotice:
         return self._agreed_ending().exchanges[len(self._entered) :]
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._closed.set()
         self._thread.join()
 
@@ -121,7 +121,7 @@ class FailureNotice:
                     self._answer(None)
                     self._ending = self._read_ending()
                     return
-        except Exception:  # the store went with the rank that held it: exchanges fail by themselves
+        except Exception:  # the store died with its rank: collectives fail by themselves
             return
         finally:
             self._ended.set()
@@ -133,7 +133,7 @@ class FailureNotice:
         self._store.set(f"answer/{self._rank}", json.dumps(answer))
 
     def _publish(self) -> None:
-        """Collect the answers of all ranks, and say where the step ends."""
+        """Collect the answers of all ranks and publish where the step ends."""
         keys = [f"answer/{rank}" for rank in range(self._size)]
         self._await(keys)
         answers = [json.loads(self._store.get(key)) for key in keys]
@@ -153,7 +153,7 @@ class FailureNotice:
         return self._ending
 
     def _await(self, keys: list[str]) -> None:
-        # Not by the store's own wait: that would keep the store from the rank's other threads.
+        # `store.wait` would block the rank's other threads out of the store.
         deadline = time.monotonic() + self._store.timeout.total_seconds()
         while not self._store.check(keys):
             if time.monotonic() > deadline:

@@ -1,14 +1,14 @@
-"""The few operations of the method that an engine may replace, and torch's own way of each.
+"""The few operations that an engine may replace, with their implementation in torch.
 
-The method asks `operations()` for those of the moment. Outside of an engine they are torch's
-(`Operations`), which are also what an engine's operations are tested against. An engine puts its
-own in their place for a while:
+The method calls `operations()` to get the active implementation. By default that is torch's
+(`Operations`), which is also the reference for the tests of an engine. An engine activates its own
+implementation with a context manager:
 
     with use(EnginesOwn()):
         losses = operations().cross_entropy(outputs, targets, averaged=True)
 
-Each thread has operations of its own. Autograd may run a backward pass in another thread, where
-those of an engine are not seen.
+Each thread has its own active implementation. Autograd may run a backward pass in another thread,
+where the engine's implementation is not active.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,68 +26,69 @@ Result = TypeVar("Result")
 
 
 class Operations:
-    """Torch's own way of all operations."""
+    """All operations, implemented with torch."""
 
     @property
     def may_read(self) -> bool:
-        """Whether numbers that were computed can be read, to decide how to go on."""
+        """Whether the host may read computed numbers to decide what to compute next."""
         return True
 
     def writes_anywhere(self, device: torch.device) -> bool:
-        """Whether operations write to any piece of a vector as fast as to a tensor of its own.
+        """Whether writing to a slice of a vector is as fast as writing to a separate tensor.
 
-        On a GPU torch's kernels want memory that begins at a multiple of 16 bytes.
+        On a GPU torch's kernels want memory that is aligned to 16 bytes.
         """
         return device.type == "cpu"
 
     def independent(self, jobs: Iterable[Callable[[], Result]]) -> list[Result]:
-        """The results of jobs that do not depend on each other, in their order.
+        """Run independent jobs and return their results in order.
 
-        A job is taken from the iterable when the one before it is done, which is let go then.
+        The iterable is asked for the next job only after the previous job has run and was released.
         """
         return [job() for job in jobs]
 
     def begin(self, jobs: Iterable[Callable[[], Result]], at_a_time: int) -> list[Result]:
-        """Likewise; what follows need not wait for a job until it uses the job's result.
+        """Start independent jobs and return their results in order.
 
-        Nothing that a job reads may be written to before its result was used.
+        An engine may run a job concurrently with the code that follows, until that code uses the
+        job's result. The caller must not write to anything that a job reads before it has used the
+        job's result.
 
         Args:
             jobs: in the order in which their results are used.
-            at_a_time: how many of them may run beside what follows.
+            at_a_time: the most jobs that may run concurrently with the code that follows.
         """
         return self.independent(jobs)
 
     def cross_entropy(self, outputs: Tensor, targets: Tensor, *, averaged: bool) -> Tensor:
-        """Σ -t log σ(z) - (1 - t) log σ(-z) over each sample's elements [m], in autograd's graph.
+        """Binary cross-entropy Σ -t log σ(z) - (1 - t) log σ(-z) of each sample [m].
 
         Args:
-            outputs: z [m, …].
+            outputs: the logits z [m, …].
             targets: t, of the same shape.
-            averaged: whether to divide by the number of a sample's elements.
+            averaged: whether to divide the sum by the number of elements of a sample.
         """
         elements = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
         rows = elements.reshape(len(elements), -1)
         return rows.mean(1) if averaged else rows.sum(1)
 
     def ones(self, losses: Tensor) -> Tensor:
-        """A one for each loss [m], to differentiate their sum with."""
+        """Ones [m]: the cotangent that differentiates the sum of the losses [m]."""
         return torch.ones_like(losses)
 
     def sums_over_rows(self, x: Tensor, ones: Tensor, out: Tensor | None = None) -> Tensor:
-        """Σ x over rows [n].
+        """Σ x over rows [n], as a product: on a GPU torch's sum takes several times as long.
 
         Args:
             x: [m, n].
-            ones: [1, m]. A product with them, because on a GPU torch's sum over rows takes several
-                times as long.
-            out: for the result [n]; a new vector where not given.
+            ones: [1, m].
+            out: for the result [n]; a new vector by default.
         """
         row = None if out is None else out.unsqueeze(0)
         return torch.mm(ones, x, out=row).squeeze(0)
 
     def sums_over_samples(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """δᵀx, (δ²)ᵀx², Σ δ and Σ δ² over samples; the second with the digits of tf32 at least.
+        """The sums δᵀx, (δ²)ᵀx², Σ δ and Σ δ² over samples; (δ²)ᵀx² may be computed in tf32.
 
         Args:
             x: [m, inputs].
@@ -96,25 +97,25 @@ class Operations:
         squared = delta.square()
         with rough_products(delta.device):
             squares = squared.t() @ x.square()
-        # Products, because on a GPU a sum over rows takes several times as long.
+        # Products with ones: on a GPU torch's sum over rows takes several times as long.
         ones = delta.new_ones(len(delta))
         return delta.t() @ x, squares, ones @ delta, ones @ squared
 
     @property
     def fuses(self) -> bool:
-        """Whether `subtract_combination` and `subtract_rows` are worth a try."""
+        """Whether to try `subtract_combination` and `subtract_rows` at all."""
         return False
 
     def scale_of_length(
         self, squared: Tensor, least: float, before: Tensor, place: Tensor
     ) -> Tensor:
-        """1 / √squared, or 0 where squared ≤ least · before.
+        """1 / √squared, or 0 on breakdown, that is where squared ≤ least · before.
 
         Args:
-            squared: a number.
-            least: a number of the host.
-            before: a number.
-            place: for squared, or 0 likewise [1].
+            squared: the squared length of a vector, a scalar tensor.
+            least: the relative tolerance, a Python number.
+            before: the squared length before orthogonalisation, a scalar tensor.
+            place: output [1]: squared, or 0 on breakdown.
         """
         vanished = squared <= least * before
         place.copy_(torch.where(vanished, 0.0, squared))
@@ -123,31 +124,33 @@ class Operations:
     def subtract_combination(
         self, w: Tensor, rows: Tensor, coefficients: Tensor, weights: Tensor
     ) -> bool:
-        """W - weights ∘ Σ coefficients[k] rows[k, :] in place of w [n]; False where left undone.
+        """Overwrite w [n] with w - weights ∘ Σ coefficients[k] rows[k, :].
 
         Args:
             w: [n].
             rows: [k, n].
             coefficients: [k].
             weights: [n].
+
+        Returns:
+            Whether the operation was done; False leaves w unchanged.
         """
         return False
 
     def subtract_rows(
         self, start: Tensor, divisor: Tensor | None, rows: Tensor, taken: Tensor, w: Tensor
     ) -> Tensor | None:
-        """Start / divisor - Σ taken[k] rows[k, :] in place of the start [n].
+        """Overwrite `start` [n] with u = start / divisor - Σ taken[k] rows[k, :].
 
         Args:
-            start: [n], which may be w.
+            start: [n]; may be w.
             divisor: [n], or None for 1.
             rows: [k, n].
             taken: [k].
-            w: [n].
+            w: [n], read before `start` is overwritten.
 
         Returns:
-            Parts of the result's product with w, for `scale_of_remainder`; None where nothing is
-            done.
+            Partial sums of uᵀw for `scale_of_remainder`, or None if nothing was done.
         """
         return None
 
@@ -160,15 +163,15 @@ class Operations:
         projected: Tensor,
         place: Tensor,
     ) -> Tensor:
-        """`scale_of_length` of Σ parts, where before is that and the squares of projected.
+        """`scale_of_length` for squared = Σ parts and before = Σ parts + ‖projected‖².
 
         Args:
-            parts: by `subtract_rows`.
+            parts: from `subtract_rows`.
             taken: [k].
-            along: added to the last of them [≤ k].
-            least: a number of the host.
-            projected: for the sums [k].
-            place: for the squared length [1].
+            along: added to the last entries of `taken` [≤ k].
+            least: the relative tolerance, a Python number.
+            projected: output [k]: the sum of `taken` and `along`.
+            place: output [1], as in `scale_of_length`.
         """
         projected.copy_(taken)
         projected[len(taken) - len(along) :] += along
@@ -181,13 +184,13 @@ _current: ContextVar[Operations] = ContextVar("operations", default=_torchs)
 
 
 def operations() -> Operations:
-    """Those of this moment, in this thread."""
+    """The active implementation of this thread."""
     return _current.get()
 
 
 @contextmanager
 def use(own: Operations) -> Iterator[None]:
-    """Have `operations()` give these for a while, in this thread."""
+    """Context manager that makes `operations()` return `own` in this thread."""
     token = _current.set(own)
     try:
         yield

@@ -1,13 +1,11 @@
-"""Copies between a GPU and pinned memory of the host that do not hold up other work."""
+"""Asynchronous copies between a GPU and pinned host memory."""
 
 import torch
 from torch import Tensor
 
 
 class PinnedCopies:
-    """Copies to and from pinned memory, in the order in which they are asked for.
-
-    They run beside the work of the GPU, on one stream of their own.
+    """Copies on a CUDA stream of their own, in the order of the calls, beside the GPU's other work.
 
     Args:
         device: the GPU.
@@ -18,16 +16,16 @@ class PinnedCopies:
         self._stream = torch.cuda.Stream(device)
 
     def send(self, vector: Tensor, row: Tensor) -> None:
-        """Copy a vector of the GPU to a row in pinned memory, in the dtype of the row."""
+        """Copy a GPU vector to a row in pinned memory, converted to the dtype of the row."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            # Rounded on the GPU, so that fewer bytes travel.
+            # Convert on the GPU, so that fewer bytes are transferred.
             row.copy_(vector.to(row.dtype), non_blocking=True)
         vector.record_stream(self._stream)
 
     def fetch(self, rows: Tensor) -> Tensor:
-        """Begin to copy rows [k, m] from pinned memory; `arrived` must be called before use."""
-        # Row by row: a part of a row is one piece of memory, a part of many rows is not.
+        """Start copying rows [k, m] to the GPU; call `arrived` before using the result."""
+        # Row by row: a slice of one row is contiguous, a slice of several rows is not.
         with torch.cuda.stream(self._stream):
             block = torch.empty(rows.shape, dtype=rows.dtype, device=self._device)
             for target, row in zip(block, rows, strict=True):
@@ -35,7 +33,7 @@ class PinnedCopies:
         return block
 
     def arrived(self, fetched: Tensor) -> Tensor:
-        """What was fetched, for all work that follows."""
+        """Make the current stream wait for the fetched rows, and return them."""
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
         fetched.record_stream(current)

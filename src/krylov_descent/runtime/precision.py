@@ -1,14 +1,14 @@
-"""TensorFloat-32 for derivatives, where three digits are enough, and not for forward passes.
+"""TensorFloat-32 (tf32) for derivatives, where three digits are enough, but not for forward passes.
 
-A weight that is rounded is rounded alike for every sample, so a forward pass in tf32 has values and
-derivatives at another point, and no mean over samples makes up for that. What is rounded on the way
-back is a thousandth of the derivative itself.
+A forward pass in tf32 rounds a weight in the same way for every sample. Its values and derivatives
+belong to another point, and averaging over samples does not remove that error. Rounding in a
+backward pass changes the derivative by about a thousandth.
 
-Torch has one setting for the whole process. Whoever changes it here holds `threads.cuda_turn` for
-as long as it is changed, and so does every step on CUDA, whatever its precision: no step runs in
-the precision of another one, and the setting from outside is always put back. What is not a step
-and runs on CUDA in another thread meanwhile, an evaluation of the model for example, may get tf32.
-The setting means nothing on a CPU, so steps there do not wait, unless they ask for tf32.
+Torch has one precision setting per process. Code here holds `threads.cuda_turn` while the setting
+is changed, and restores it afterwards. Every step on CUDA holds that lock too, so no step runs with
+the precision of another step. Other work on CUDA in another thread, such as an evaluation of the
+model, may run in tf32 meanwhile. The setting has no effect on a CPU, so steps on a CPU do not wait
+for the lock unless they ask for tf32.
 """
 
 import threading
@@ -20,12 +20,12 @@ import torch
 
 from krylov_descent.runtime.threads import cuda_turn
 
-SETTINGS: Any = torch.backends.cuda.matmul  # whose annotations lack the setting
+SETTINGS: Any = torch.backends.cuda.matmul  # Any: torch's annotations lack `fp32_precision`
 TF32_EPSILON = 2.0**-10
 
 
 class _Outside(threading.local):
-    """What torch was set to outside, for each `derivatives_in_tf32` that this thread is in."""
+    """The settings from before each `derivatives_in_tf32` that this thread has entered."""
 
     def __init__(self) -> None:
         self.settings: list[str] = []
@@ -36,8 +36,8 @@ _outside = _Outside()
 
 @contextmanager
 def derivatives_in_tf32(wanted: bool) -> Iterator[None]:
-    """Matrix products of float32 in TensorFloat-32, on GPUs that have it; not in forward passes."""
-    if not wanted:  # to write back what was read would end its being inherited
+    """Context manager: float32 matrix products on CUDA in tf32, except in `forward_precision`."""
+    if not wanted:  # writing the setting back would stop it from following torch's global setting
         yield
         return
     with cuda_turn():
@@ -51,9 +51,9 @@ def derivatives_in_tf32(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def forward_precision() -> Iterator[None]:
-    """For a forward pass, and what needs as many digits: the setting that is outside.
+    """Context manager for a forward pass: the setting from before `derivatives_in_tf32`.
 
-    Nothing in a thread that is not in `derivatives_in_tf32`.
+    It does nothing in a thread that has not entered `derivatives_in_tf32`.
     """
     if not _outside.settings:
         yield
@@ -66,19 +66,19 @@ def forward_precision() -> Iterator[None]:
 
 
 def derivative_precision() -> str:
-    """The setting for derivatives, also while a forward pass has another one."""
+    """The precision setting for derivatives, also when called within `forward_precision`."""
     here: str = SETTINGS.fp32_precision
     return "tf32" if _outside.settings else here
 
 
 @contextmanager
 def rough_products(device: torch.device) -> Iterator[None]:
-    """Matrix products of float32 in TensorFloat-32, unless torch was told how it is to do them.
+    """Context manager: float32 matrix products in tf32, unless the user has set torch's precision.
 
-    For sums of squares that are no part of a derivative: their terms cannot cancel.
+    It is for sums of squares that are no part of a derivative. Their terms cannot cancel.
 
     Args:
-        device: of the matrices; nothing is changed for one that has no tf32.
+        device: of the matrices. Nothing changes unless it is a CUDA device.
     """
     if device.type != "cuda":
         yield
@@ -95,12 +95,12 @@ def rough_products(device: torch.device) -> Iterator[None]:
 
 
 def precisions() -> tuple[str, str]:
-    """The settings now, in a forward pass of this thread and elsewhere."""
+    """The pair (setting for forward passes of this thread, setting in force here)."""
     here: str = SETTINGS.fp32_precision
     return _outside.settings[-1] if _outside.settings else here, here
 
 
 def epsilon_of(dtype: torch.dtype, device: torch.device) -> float:
-    """Machine epsilon of matrix products in a dtype, as torch is set now."""
+    """Machine epsilon of matrix products in a dtype under torch's current setting."""
     tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return TF32_EPSILON if tf32 and dtype == torch.float32 else torch.finfo(dtype).eps

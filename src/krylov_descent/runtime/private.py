@@ -1,9 +1,9 @@
-"""The private functions of torch and Triton that the library uses; no other file has any.
+"""The private functions of torch and Triton that the library uses; no other file uses any.
 
-A private function may go with any release. So each one is reached through one function here, which
-says why, for which versions it is known to exist, and what happens without it. Where there is a
-public way, that is taken then; where there is none, an AttributeError names what is missing.
-`tests/runtime/test_private.py` fails as soon as one has gone.
+Any release may drop a private function. So each one is wrapped by a function in this file, which
+says why it is needed, in which versions it exists, and what happens without it. The wrapper falls
+back to a public way where there is one. Otherwise an AttributeError names the missing function.
+`tests/runtime/test_private.py` fails when a private function is gone.
 """
 
 import sys
@@ -51,23 +51,23 @@ __all__ = [
     "writes_of",
 ]
 
-# The C++ name of the node that adds a gradient to a leaf.
+# The C++ name of the autograd node that accumulates the gradient of a leaf.
 ACCUMULATE = "torch::autograd::AccumulateGrad"
-# Attributes of a module that hold the hooks of its forward pass.
+# Attributes of a module that hold its forward hooks.
 FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
-# Operations as they pass by.
+# Dispatch modes.
 
 
 class DispatchMode(TorchDispatchMode):
-    """A context in which every operation of this thread passes by `__torch_dispatch__`.
+    """A dispatch mode: every operation of this thread goes through `__torch_dispatch__`.
 
-    Why: torch has no public way to see the operations inside of modules and backward passes.
+    Why: torch has no public way to intercept the operations inside modules and backward passes.
     Versions: torch 2.11 to 2.13, in a private module. Without: ImportError.
 
-    `_should_skip_dynamo` is switched off: with it torch loads its compiler when the context is
-    first used, which takes a second. Without that switch: a second longer.
+    `_should_skip_dynamo` returns False, because otherwise torch loads its compiler when the mode is
+    first entered, which takes a second. Without that method: a second longer.
     """
 
     def __init__(self) -> None:
@@ -81,27 +81,28 @@ class DispatchMode(TorchDispatchMode):
 def current_dispatch_mode() -> Any:
     """The innermost `DispatchMode` of this thread, or None.
 
-    Why: code that is called by a forward pass asks which mode it runs under. A variable of our own
-    would not do: a backward pass has another thread, to which torch hands the mode on.
+    Why: code called by a forward pass needs the mode it runs under. A context variable would not
+    do: a backward pass runs in another thread, to which torch passes the mode but not the variable.
     Versions: torch 2.11 to 2.13. Without: AttributeError.
     """
     return torch.utils._python_dispatch._get_current_dispatch_mode()
 
 
 def schema_of(operation: Any) -> Any:
-    """The schema of an operation that passes by: its arguments, and which of them it writes to.
+    """The schema of an operation: its arguments, and which of them it writes to.
 
-    Why: torch has no public name for the schema of a `torch.ops` operation.
+    Why: a `torch.ops` operation has no public attribute for its schema.
     Versions: torch 2.11 to 2.13. Without: AttributeError.
     """
     return operation._schema
 
 
 def transforms_are_active() -> bool:
-    """Whether a transform of torch.func (vmap, grad, jvp) is under way in this thread.
+    """Whether a torch.func transform (vmap, grad, jvp) is active in this thread.
 
-    Why: there tensors have no memory of their own, and rules for single operations do not hold.
-    Versions: torch 2.11 to 2.13. Without: always True, so that those rules are not used.
+    Why: under a transform tensors have no memory of their own, and rules for single operations do
+    not hold.
+    Versions: torch 2.11 to 2.13. Without: always True, so that the rules are not used.
     """
     active = getattr(torch._C, "_are_functorch_transforms_active", None)
     return True if active is None else bool(active())
@@ -111,22 +112,22 @@ def transforms_are_active() -> bool:
 
 
 def will_be_computed(node: Any) -> bool:
-    """Whether the backward pass that is under way goes to a node.
+    """Whether the backward pass that is running will execute a node.
 
-    Why: `needs_input_grad` tells only whether some backward pass could.
-    Versions: torch 2.11 to 2.13. Without: always True, which costs needless derivatives.
+    Why: `needs_input_grad` only tells whether some backward pass could execute it.
+    Versions: torch 2.11 to 2.13. Without: always True, which computes needless derivatives.
     """
     ask = getattr(torch._C, "_will_engine_execute_node", None)
     try:
         return True if ask is None else bool(ask(node))
-    except RuntimeError:  # a leaf whose gradient is asked for
+    except RuntimeError:  # raised for a leaf whose gradient is asked for
         return True
 
 
 def function_of(node: Any) -> type | None:
-    """The `torch.autograd.Function` that made a node of the graph; None for torch's own nodes.
+    """The `torch.autograd.Function` that made a graph node; None for torch's own nodes.
 
-    Why: the node itself has the name of the function, but not its module.
+    Why: the node has the name of the function, but not its module.
     Versions: torch 2.11 to 2.13. Without: AttributeError.
     """
     if not isinstance(node, BackwardCFunction):
@@ -137,9 +138,9 @@ def function_of(node: Any) -> type | None:
 
 
 def leaf_of(node: Any) -> Tensor | None:
-    """The tensor at which the graph ends in a node; None where it goes on.
+    """The leaf tensor whose gradient a graph node accumulates; None for any other node.
 
-    Why: torch documents neither the name of such a node nor that it holds its tensor.
+    Why: torch documents neither the name of such a node nor its attribute for the tensor.
     Versions: torch 2.11 to 2.13. Without: AttributeError, or None if the name has changed.
     """
     found: Tensor | None = node.variable if node.name() == ACCUMULATE else None
@@ -147,10 +148,10 @@ def leaf_of(node: Any) -> Tensor | None:
 
 
 def scales_by_frequency(node: Any) -> bool:
-    """Whether a node of the graph is an embedding with `scale_grad_by_freq`.
+    """Whether a graph node is an embedding with `scale_grad_by_freq`.
 
-    Why: a function that was called leaves no other trace of this argument.
-    Versions: torch 2.11 to 2.13. Without: always False, so that such functions are not refused.
+    Why: a functional call leaves no other trace of this argument.
+    Versions: torch 2.11 to 2.13. Without: always False, so that such calls are not refused.
     """
     return bool(getattr(node, "_saved_scale_grad_by_freq", False))
 
@@ -159,32 +160,32 @@ def scales_by_frequency(node: Any) -> bool:
 
 
 def writes_of(tensor: Tensor) -> int:
-    """How often a tensor was written to; 0 for inference tensors, whose writes are not counted.
+    """How often a tensor was written in place; 0 for inference tensors, which have no counter.
 
-    Why: numbers that were written over and put back are seen no other way.
+    Why: nothing else shows that numbers were overwritten and restored.
     Versions: torch 2.11 to 2.13. Without: AttributeError.
     """
     return 0 if tensor.is_inference() else tensor._version
 
 
 def base_of(tensor: Tensor) -> Tensor:
-    """The tensor that this one is a view of, or the tensor itself.
+    """The tensor of which this one is a view, or the tensor itself.
 
-    Why: views are made anew by every access; what they are made of stays.
+    Why: each access may create a new view, but the base tensor stays the same object.
     Versions: torch 2.11 to 2.13. Without: AttributeError.
     """
     return tensor if tensor._base is None else tensor._base
 
 
 def views_like(vector: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Views of a vector [n], one with the shape of each tensor, n numbers in all; no copy.
+    """Views of a vector [n], one with the shape of each tensor, n entries in all; no copy.
 
-    Why: one call takes 0.1 ms for twelve tensors; one `view` for each takes 0.25 ms.
+    Why: one call takes 0.1 ms for twelve tensors, one `view` per tensor takes 0.25 ms.
     Versions: torch 2.11 to 2.13. Without: `torch.split` and `view`.
     """
     split = getattr(torch._utils, "_unflatten_dense_tensors", None)
     sizes = [tensor.numel() for tensor in tensors]
-    if split is not None and 0 not in sizes:  # it gives an empty tensor the shape [0]
+    if split is not None and 0 not in sizes:  # it would give an empty tensor the shape [0]
         return list(split(vector, tensors))
     pieces = zip(torch.split(vector, sizes), tensors, strict=True)
     return [piece.view(tensor.shape) for piece, tensor in pieces]
@@ -193,8 +194,8 @@ def views_like(vector: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy each source into its target.
 
-    Why: on a GPU one kernel does what takes a launch for each tensor otherwise.
-    Versions: torch 2.11 to 2.13. Without: one `copy_` for each.
+    Why: on a GPU it takes one kernel instead of one launch per tensor.
+    Versions: torch 2.11 to 2.13. Without: one `copy_` per tensor.
     """
     if hasattr(torch, "_foreach_copy_"):
         torch._foreach_copy_(targets, sources)
@@ -204,9 +205,9 @@ def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def add_each(targets: list[Tensor], sources: list[Tensor], factor: float) -> None:
-    """Add a factor times each source to its target.
+    """Add factor times each source to its target, in place.
 
-    Why: as `copy_each`. Versions: torch 2.11 to 2.13. Without: one `add_` for each.
+    Why: as `copy_each`. Versions: torch 2.11 to 2.13. Without: one `add_` per tensor.
     """
     if hasattr(torch, "_foreach_add_"):
         torch._foreach_add_(targets, sources, alpha=factor)
@@ -216,10 +217,10 @@ def add_each(targets: list[Tensor], sources: list[Tensor], factor: float) -> Non
 
 
 def norms_of(tensors: list[Tensor]) -> list[Tensor]:
-    """The Euclidean norm of each tensor, summed in float64.
+    """The Euclidean norm of each tensor, computed in float64.
 
-    Why: as `copy_each`. Versions: torch 2.11 to 2.13. Without: one `torch.linalg.vector_norm` for
-    each.
+    Why: as `copy_each`. Versions: torch 2.11 to 2.13. Without: one `torch.linalg.vector_norm` per
+    tensor.
     """
     if hasattr(torch, "_foreach_norm"):
         return list(torch._foreach_norm(tensors, 2, dtype=torch.float64))
@@ -227,11 +228,11 @@ def norms_of(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def storage_number(tensor: Tensor) -> int:
-    """A number that no other storage has as long as a `StorageWeakRef` to this one is held.
+    """A number for the tensor's storage, unique as long as a `StorageWeakRef` to it is held.
 
-    Why: the address of the memory may be given to another tensor, and empty ones have none.
-    Versions: torch 2.11 to 2.13. Without: AttributeError. `StorageWeakRef`, in the same versions,
-    has no underscore, but is not documented.
+    Why: a memory address may be reused by another tensor, and empty tensors have no address.
+    Versions: torch 2.11 to 2.13. Without: AttributeError. `StorageWeakRef` exists in the same
+    versions; it has no underscore, but is undocumented.
     """
     number: int = tensor.untyped_storage()._cdata
     return number
@@ -240,7 +241,7 @@ def storage_number(tensor: Tensor) -> int:
 def storage_at(reference: StorageWeakRef) -> torch.UntypedStorage:
     """The storage of a weak reference that has not expired.
 
-    Why: a tensor that nobody in Python holds may still be wanted by autograd.
+    Why: autograd may still need a tensor that no Python object refers to.
     Versions: torch 2.11 to 2.13. Without: AttributeError.
     """
     return torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
@@ -250,10 +251,11 @@ def storage_at(reference: StorageWeakRef) -> torch.UntypedStorage:
 
 
 def is_called_directly(module: nn.Module) -> bool:
-    """Whether a call of the module runs its forward pass and nothing else, as written.
+    """Whether calling the module runs its `forward` as written: no hooks, not compiled in place.
 
-    Why: a model is known as a whole only if it has no hooks and is not compiled in place.
-    Versions: torch 2.11 to 2.13. Without: always False; nothing is taken for known then.
+    Why: only then does the class of a module say what the module computes.
+    Versions: torch 2.11 to 2.13. Without: always False, so that no module is recognised by its
+    class.
     """
     try:
         hooks = (
@@ -267,9 +269,9 @@ def is_called_directly(module: nn.Module) -> bool:
 
 
 def modules_in(model: nn.Module) -> list[nn.Module]:
-    """What `model.modules()` gives, in the same order.
+    """The modules of `model.modules()`, in the same order.
 
-    Why: every step asks for it several times, and this takes half of the time.
+    Why: every step calls it several times, and it takes half as long as `model.modules()`.
     Versions: torch 2.11 to 2.13. Without: `model.modules()`.
     """
     if not hasattr(model, "_modules"):
@@ -288,7 +290,7 @@ def modules_in(model: nn.Module) -> list[nn.Module]:
 def own_parameters(module: nn.Module) -> list[nn.Parameter]:
     """The parameters of a module without those of its children.
 
-    Why: for a network of 25 modules the public way takes 0.1 ms, and every step asks for it.
+    Why: every step needs them, and for a network of 25 modules the public way takes 0.1 ms.
     Versions: torch 2.11 to 2.13. Without: `module.parameters(recurse=False)`.
     """
     if not hasattr(module, "_parameters"):
@@ -299,7 +301,7 @@ def own_parameters(module: nn.Module) -> list[nn.Parameter]:
 def own_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     """The buffers of a module by name, without those of its children.
 
-    Why: most modules have none, and every step asks all of them.
+    Why: every step asks every module, and most modules have no buffers.
     Versions: torch 2.11 to 2.13. Without: `module.named_buffers(recurse=False)`.
     """
     if not hasattr(module, "_buffers"):
@@ -310,19 +312,19 @@ def own_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def forward_hooks(module: nn.Module) -> dict[str, "OrderedDict[int, Any]"]:
-    """The hooks of a module's forward pass, by the attributes that hold them.
+    """The forward hooks of a module, by the attribute that holds them.
 
-    Why: `replicate` is a hook, which only who registered it could remove the public way.
+    Why: `replicate` is a hook. In public API only the code that registered a hook can remove it.
     Versions: torch 2.11 to 2.13. Without: AttributeError.
     """
     return {name: getattr(module, name) for name in FORWARD_HOOKS}
 
 
 def is_hook_of_replicate(hook: Any) -> bool:
-    """Whether a hook is one of `replicate`, torch's data parallelism without a wrapper.
+    """Whether a hook belongs to `replicate`, torch's data parallelism without a wrapper module.
 
-    Why: torch has no public way to ask. Nothing is loaded for it: that would take a second.
-    Versions: torch 2.11 to 2.13. Without: always False; each rank then sums its gradients twice.
+    Why: torch has no public way to ask. The module is not imported here, which would take a second.
+    Versions: torch 2.11 to 2.13. Without: always False; gradients are then summed over ranks twice.
     """
     loaded = sys.modules.get("torch.distributed._composable.replicate")
     state = getattr(loaded, "_ReplicateState", None)
@@ -330,18 +332,18 @@ def is_hook_of_replicate(hook: Any) -> bool:
 
 
 def compiled_from(module: Any) -> Any:
-    """The module that `torch.compile` was given; None where this one is not compiled.
+    """The module that was passed to `torch.compile`; None if this module is not compiled.
 
     Why: compiled code has no second derivative. Versions: torch 2.11 to 2.13.
-    Without: always None; then `torch.compiler.set_stance` alone keeps compiled code away.
+    Without: always None; only `torch.compiler.set_stance` then keeps compiled code away.
     """
     return getattr(module, "_orig_mod", None)
 
 
 def compiler_is_loaded() -> bool:
-    """Whether anything can be compiled in this process.
+    """Whether torch's compiler is loaded in this process.
 
-    Why: to ask torch.compiler anything would load the compiler, which takes seconds.
+    Why: any call into torch.compiler loads the compiler, which takes seconds.
     Versions: torch 2.11 to 2.13. Without: always False; compiled code may then have no second
     derivative.
     """
@@ -351,8 +353,8 @@ def compiler_is_loaded() -> bool:
 def holds_hooks(attribute: str) -> bool:
     """Whether an attribute of a torch optimiser holds hooks, which torch does not copy.
 
-    Why: a copy of an optimiser has everything but these. Versions: torch 2.11 to 2.13.
-    Without: always False; hooks are then copied, too.
+    Why: a copy of an optimiser has all attributes but these. Versions: torch 2.11 to 2.13.
+    Without: always False; hooks are then copied too.
     """
     return attribute.startswith("_optimizer_")
 
@@ -361,10 +363,10 @@ def holds_hooks(attribute: str) -> bool:
 
 
 def default_store() -> Any:
-    """The key-value store of the default process group; None where it has none, as with MPI.
+    """The key-value store of the default process group; None if it has none, as with MPI.
 
-    Why: a store of our own would need an address of its own.
-    Versions: torch 2.11 to 2.13. Without: None; ranks then learn of a failure by a timeout.
+    Why: a store of our own would need its own network address.
+    Versions: torch 2.11 to 2.13. Without: None; ranks then learn of a failure only by a timeout.
     """
     with suppress(AttributeError, ValueError, RuntimeError):
         return dist.distributed_c10d._get_default_store()
@@ -372,9 +374,9 @@ def default_store() -> Any:
 
 
 def end_allocation(device: int, pool: Any) -> None:
-    """Let memory be allocated elsewhere again, after CUDA broke off a capture into a pool.
+    """Stop allocating from a memory pool after CUDA has aborted a capture into that pool.
 
-    Why: torch does so at the end of a capture, and does not notice an end that CUDA made.
+    Why: torch stops at the end of a capture, and does not notice that CUDA aborted one.
     Versions: torch 2.11 to 2.13, built with CUDA. Without: nothing; the pool's memory is lost.
     """
     with suppress(AttributeError, RuntimeError):
@@ -383,9 +385,9 @@ def end_allocation(device: int, pool: Any) -> None:
 
 
 def specialised_places(kernel: Any) -> Iterator[int]:
-    """The arguments of a Triton kernel for which alignment to 16 bytes makes another kernel.
+    """The indices of a Triton kernel's arguments whose 16-byte alignment selects another binary.
 
-    Why: who keeps compiled kernels must know when another one is to be compiled.
+    Why: a cache of compiled kernels must know when another compilation is needed.
     Versions: those that come with torch 2.11 to 2.13. Without: AttributeError.
     """
     for place, param in enumerate(kernel.params):

@@ -1,4 +1,4 @@
-"""Whether all ranks were asked for the same: model, loss, options, and where to start from."""
+"""Checks that all ranks have the same model, loss, options and starting point."""
 
 import hashlib
 import secrets
@@ -11,8 +11,8 @@ from torch import Tensor
 from krylov_descent.runtime.checksums import checksums
 from krylov_descent.runtime.ranks import FIRST, Ranks
 
-SHOWN = 5  # differences that a message names
-MOST_NUMBERS = 8  # of rank 0's that the others take over
+SHOWN = 5  # the most differences that an error message names
+MOST_NUMBERS = 8  # the most numbers that the other ranks take from rank 0
 READY, FAILED, WITHOUT_DATA = range(3)
 NOTHING = [0] * (2 + MOST_NUMBERS)
 
@@ -20,20 +20,20 @@ NOTHING = [0] * (2 + MOST_NUMBERS)
 def check_alike(
     ranks: Ranks, settings: dict[str, str], tensors: dict[str, Tensor], numbers: Sequence[float]
 ) -> tuple[int, list[float]]:
-    """Refuse ranks that differ in what was asked for or in the tensors they start from.
+    """Raise on all ranks if any rank differs from rank 0 in settings or tensors.
 
     Args:
         ranks: to compare.
-        settings: words by name, the same on all ranks.
-        tensors: by name, the same on all ranks, bit for bit.
-        numbers: at most eight, as many on all ranks, of which rank 0's count.
+        settings: text by name; must be equal on all ranks.
+        tensors: by name; must be equal on all ranks, bit for bit.
+        numbers: at most eight, the same count on all ranks. All ranks go on with rank 0's numbers.
 
     Returns:
-        A random number to know the step by, and rank 0's numbers, both the same on all ranks.
+        A random number that identifies the step, and rank 0's numbers; both are equal on all ranks.
 
     Raises:
-        ValueError: on all ranks, where one differs from rank 0.
-        RankError: where a rank failed before; that one raises what it failed of.
+        ValueError: on all ranks, if a rank differs from rank 0.
+        RankError: another rank failed earlier. The failed rank raises its own error.
 
     Cost: one pass over the tensors, and twelve numbers from each rank.
     """
@@ -71,10 +71,10 @@ def check_alike(
 
 
 def check_nobody_has_data(ranks: Ranks) -> None:
-    """End with an error on all ranks where this one has no data for a step and another has.
+    """Raise on all ranks if this rank has no data for a step and another rank has some.
 
     Raises:
-        TypeError: on the ranks without data; RankError on the others.
+        TypeError: on the ranks without data. The other ranks raise RankError.
     """
     rows = _gather(ranks, WITHOUT_DATA, NOTHING)
     if any(state != WITHOUT_DATA for state, *_ in rows):
@@ -87,7 +87,7 @@ def check_nobody_has_data(ranks: Ranks) -> None:
 
 
 def _gather(ranks: Ranks, state: int, own: list[int]) -> list[list[int]]:
-    """The rows of all ranks, behind the state of each and a number to know the step by."""
+    """One row per rank: its state, a random number that identifies the step, and its integers."""
     with ranks.phase("check"):
         return ranks.gather_integers([state, secrets.randbits(62), *own])
 

@@ -1,19 +1,18 @@
-"""More than one process: sums over ranks, the only room that knows there is more than one.
+"""Several processes that train together: their collectives, agreement and failures.
 
-Under a process group of several ranks every rank has its own shard of the data, of any size, and
-all run the same program. What they find is put together here:
+In a process group of several ranks all ranks run the same program, and each rank has its own shard
+of the data, of any size. `Ranks` combines their results:
 
-    sums        numbers and vectors over all ranks (all-reduce; reduce-scatter where the basis is
-                sharded)
-    agreement   where a decision hangs on a number that each rank computed for itself, rank 0's
-                counts (broadcast), so that no rank can leave a search by itself because its
-                last bit is another one
-    failures    a rank that fails in work between two sums puts NaN into its part of the next
-                one, so all ranks end together at no extra traffic; only when the NaN is seen are
-                messages exchanged. Of any other error in a step the others learn by a
-                `failure_notice`
+- Sums: numbers and vectors are summed over ranks by all-reduce, or by reduce-scatter where the
+  basis is sharded.
+- Agreement: where each rank computes a number for itself and a decision depends on it, rank 0's
+  number is broadcast. Otherwise a difference in the last bit could let one rank leave a search
+  alone.
+- Failures: a rank that fails between two sums contributes NaN to the next sum, so that all ranks
+  end together without extra traffic. Error messages are exchanged only after the NaN is seen. Other
+  errors in a step reach the other ranks through `failure_notice`.
 
-Every byte that is sent goes through `Ranks`, which counts it by phase and kind (`traffic`).
+All traffic goes through `Ranks`, which counts bytes by phase and collective (`traffic`).
 """
 
 import copy
@@ -35,7 +34,7 @@ from krylov_descent.runtime.private import default_store
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# Torch 2.13 has new names for these two.
+# Torch 2.13 renamed these two functions.
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(
     dist, "all_gather_into_tensor", None
 )
@@ -43,36 +42,42 @@ _reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or ge
     dist, "reduce_scatter_tensor", None
 )
 
-# A mesh has one dimension; None is the group of all processes. A torch that was built without
-# torch.distributed has neither class.
+# A mesh must be one-dimensional; None means all processes. The annotation is a string because a
+# torch built without torch.distributed has neither class.
 ProcessGroup: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"
 
-OutOfMemory = torch.OutOfMemoryError  # a RuntimeError, which is no failure of the network
-FIRST = 0  # the rank whose number counts where ranks could differ
-UNKNOWN = -1  # the length of a stream
+OutOfMemory = torch.OutOfMemoryError  # a RuntimeError that is no failure of the network
+FIRST = 0  # the rank whose numbers all ranks use
+UNKNOWN = -1  # stands for the unknown length of a stream
 
 
 class CommunicationError(RuntimeError):
-    """Another rank died or did not answer in time; the message names the phase of the step."""
+    """Another rank died or timed out; the message names the phase of the step."""
 
 
 class RankError(RuntimeError):
-    """The step ended on this rank because another one failed; the message says which and why."""
+    """The step ended on this rank because another rank failed; the message says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Where this rank's samples lie among all: the shards follow one another in order of rank."""
+    """The place of this rank's samples among all samples, which are ordered by rank.
+
+    Attributes:
+        start: the index of this rank's first sample.
+        size: the number of this rank's samples.
+        total: the number of samples on all ranks.
+    """
 
     start: int
     size: int
     total: int
 
     def own(self, indices: Tensor) -> Tensor:
-        """Of indices into all samples those of this rank, counted from its first, in their order.
+        """This rank's local indices from global indices, in the given order; others are dropped.
 
         Args:
-            indices: [m], any order.
+            indices: [m], in any order.
         """
         if self.size == self.total:
             return indices
@@ -82,26 +87,26 @@ class Shard:
 
 @dataclass(slots=True)
 class Sent:
-    """What one kind of exchange came to in one phase, as this rank handed it over."""
+    """Calls and bytes of one kind of collective in one phase, as this rank contributed them."""
 
     calls: int = 0
     bytes: int = 0
 
 
 class Ranks:
-    """The processes that train together; one by itself where there is no process group.
+    """The processes that train together, or a single process if there is no process group.
 
     Args:
-        device: where tensors are exchanged: that of the parameters.
-        process_group: whose ranks train together: a ProcessGroup or a DeviceMesh of one dimension;
-            all processes by default.
+        device: on which tensors are exchanged: the device of the parameters.
+        process_group: the ranks that train together: a ProcessGroup or a one-dimensional
+            DeviceMesh; all processes by default.
 
     Attributes:
         rank: of this process within the group.
         size: of the group.
-        together: whether there are others. A group of one rank is no group: nothing is sent.
-        traffic: what was sent, by (phase, kind of exchange). The bytes are those of the tensor
-            that is summed, broadcast or gathered, whatever the backend makes of it on the wire.
+        together: whether the group has more than one rank. A group of one rank sends nothing.
+        traffic: calls and bytes by (phase, kind of collective). The bytes are those of the tensor
+            that is summed, broadcast or gathered, not those that the backend sends.
     """
 
     def __init__(self, device: torch.device, process_group: ProcessGroup = None) -> None:
@@ -109,17 +114,17 @@ class Ranks:
         self._group = None if process_group is None else _checked_group(process_group)
         self.rank, self.size = _place_in(self._group)
         self.together = self.size > 1
-        # torch counts the source of a broadcast among all processes.
+        # The global rank, which torch expects as the source of a broadcast.
         self._first = dist.get_global_rank(self._group, FIRST) if self._group else FIRST
         self.traffic: dict[tuple[str, str], Sent] = {}
         self._phase = "start"
         self._failure: Exception | None = None
-        self._notice: FailureNotice | None = None  # in a step
+        self._notice: FailureNotice | None = None  # set during a step
         self._settled = False
-        self._told = False  # whether the others know of the failure for which this rank ends
+        self._told = False  # whether the other ranks know why this rank ends the step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
-        memo[id(self._group)] = self._group  # a copy belongs to the same group
+        memo[id(self._group)] = self._group  # shared with the copy
         twin = object.__new__(Ranks)
         vars(twin).update(copy.deepcopy(vars(self), memo))
         return twin
@@ -134,16 +139,16 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether what is to be counted once is counted by this rank."""
+        """Whether this is rank 0, which contributes terms that must be counted once."""
         return self.rank == FIRST
 
-    # The start, and what lies where -----------------------------------------------------------
+    # Start, and shards of the data --------------------------------------------------------------
 
     def check_group(self, who: str) -> None:
-        """Refuse a process group that came, went or changed after the optimiser was made."""
+        """Raise RuntimeError if the process group changed after the optimiser `who` was made."""
         try:
             rank, size = _place_in(self._group)
-        except ValueError:  # torch does not know the group any more
+        except ValueError:  # the group was destroyed
             rank, size = FIRST, 1
         if (rank, size) == (self.rank, self.size):
             return
@@ -164,12 +169,12 @@ class Ranks:
         )
 
     def shard(self, size: int) -> Shard:
-        """Where the samples of this rank lie among those of all; one number from each rank."""
+        """The place of this rank's samples among all; gathers one number from each rank."""
         sizes = self._gather_sizes(size)
         return Shard(sum(sizes[: self.rank]), size, sum(sizes))
 
     def shard_if_known(self, size: int | None) -> Shard | None:
-        """The same; None, on all ranks, where a rank does not know its number of samples yet."""
+        """Like `shard`, but None on all ranks if any rank does not know its number of samples."""
         sizes = self._gather_sizes(UNKNOWN if size is None else size)
         if UNKNOWN in sizes or size is None:
             return None
@@ -179,7 +184,7 @@ class Ranks:
         return [own for (own,) in self.gather_integers([size])]
 
     def gather_integers(self, own: list[int]) -> list[list[int]]:
-        """As many from every rank, in order of rank."""
+        """Integers from every rank, the same count each, in order of rank."""
         if not self.together:
             return [own]
         numbers = torch.tensor(own, dtype=torch.int64, device=self.device)
@@ -187,7 +192,7 @@ class Ranks:
         return rows
 
     def gather_numbers(self, own: Tensor) -> list[Tensor]:
-        """Numbers of any count from every rank, in order of rank."""
+        """A 1-D tensor from every rank, of any length, in order of rank."""
         if not self.together:
             return [own]
         sizes = self._gather_sizes(own.numel())
@@ -197,7 +202,7 @@ class Ranks:
         return [row[:size].to(own.device) for row, size in zip(found, sizes, strict=True)]
 
     def _all_gather(self, own: Tensor) -> Tensor:
-        """As many numbers [m] from every rank, [R, m]."""
+        """Gather a tensor [m] from every rank into [R, m]."""
         whole = own.new_empty(self.size * own.numel())
         with self._exchange("all-gather", whole.nbytes, own):
             _all_gather_single(whole, own, group=self._group)
@@ -206,10 +211,10 @@ class Ranks:
     # Sums -----------------------------------------------------------------------------------
 
     def sum_numbers(self, own: Tensor) -> Tensor:
-        """A few numbers [m] (float64, CPU), summed over ranks.
+        """Sum a few numbers [m] (float64, on the CPU) over ranks.
 
         Raises:
-            RankError: a rank failed before it. The rank itself raises what it failed of.
+            RankError: another rank failed before the sum. The failed rank raises its own error.
         """
         if not self.together:
             return own
@@ -220,7 +225,7 @@ class Ranks:
         return total
 
     def sum_vector(self, own: Tensor) -> Tensor:
-        """A vector [n], summed over ranks in place; NaN everywhere if a rank failed before it."""
+        """Sum a vector [n] over ranks, in place; NaN everywhere if a rank failed before the sum."""
         if not self.together:
             return own
         if self._failure:
@@ -228,7 +233,7 @@ class Ranks:
         return self._all_reduce(own)
 
     def agreed(self, tensor: Tensor) -> Tensor:
-        """Rank 0's, in place of what this rank computed for itself, however little they differ."""
+        """Overwrite a tensor with rank 0's, so that all ranks continue with equal bits."""
         if not self.together:
             return tensor
         with self._exchange("broadcast", tensor.nbytes, tensor):
@@ -236,7 +241,7 @@ class Ranks:
         return tensor
 
     def share(self, thing: Any) -> Any:
-        """Rank 0's, of anything that can be pickled; what the others give does not matter."""
+        """Rank 0's picklable object, on all ranks; the other ranks' arguments are ignored."""
         if not self.together:
             return thing
         found = [thing]
@@ -245,7 +250,7 @@ class Ranks:
         return found[0]
 
     def agreed_number(self, number: float) -> float:
-        """Rank 0's number."""
+        """Rank 0's number, on all ranks."""
         if not self.together:
             return number
         return float(self.agreed(torch.tensor(number, dtype=torch.float64, device=self.device)))
@@ -255,21 +260,21 @@ class Ranks:
             dist.all_reduce(tensor, group=self._group)
         return tensor
 
-    # Vectors in slices, one to a rank ---------------------------------------------------------
+    # Vectors in slices, one per rank ----------------------------------------------------------
 
     def slice_of(self, size: int) -> slice:
-        """The part of a vector [size] that this rank holds, where each holds an equal part."""
+        """The slice of a vector [size] that this rank holds: ⌈size / R⌉ entries or fewer."""
         width = -(-size // self.size)
         return slice(min(self.rank * width, size), min((self.rank + 1) * width, size))
 
     def gather_slices(self, own: Tensor, size: int) -> Tensor:
-        """The whole vector [size] out of every rank's slice."""
+        """The whole vector [size] from the slices of all ranks."""
         if not self.together:
             return own
         return self._all_gather(_padded(own, -(-size // self.size))).reshape(-1)[:size]
 
     def sum_to_slices(self, own: Tensor) -> Tensor:
-        """This rank's slice of the sum over ranks of vectors [n]; NaN if a rank failed."""
+        """This rank's slice of the sum of vectors [n] over ranks; NaN if a rank failed."""
         if not self.together:
             return own
         if self._failure:
@@ -284,23 +289,23 @@ class Ranks:
     # Failures -------------------------------------------------------------------------------
 
     def own_work(self) -> "_OwnWork":
-        """Work of this rank alone: what fails in it makes the next sum NaN, and all ranks end.
+        """Context manager for local work: an error makes the next sum NaN, which ends all ranks.
 
-        By itself a process raises at once.
+        A single process raises the error at once.
         """
         return _OwnWork(self)
 
     def fail(self, problem: Exception) -> None:
-        """Let the next sum be NaN. The first failure is the cause, and only it is told."""
+        """Note a failure, which makes the next sum NaN. Only the first failure is kept."""
         self._failure = self._failure or problem
 
     @property
     def failed(self) -> bool:
-        """Whether this rank failed and the others do not know yet."""
+        """Whether this rank has failed and the other ranks do not know yet."""
         return self._failure is not None
 
     def end_together(self) -> None:
-        """Exchange what went wrong, and raise it on every rank; nothing happens if nothing did."""
+        """Exchange failures and raise on every rank; does nothing if no rank failed."""
         if not self.together:
             return
         own = self._failure
@@ -311,15 +316,15 @@ class Ranks:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """A step of an optimiser: an error in it, wherever it comes from, ends the step on all.
+        """Context manager around a step: an error on one rank ends the step on all ranks.
 
-        The rank that failed raises its own error, the others a RankError at the exchange in which
-        they wait for that rank, or before the next one.
+        The failed rank raises its own error. The other ranks raise RankError at the collective in
+        which they wait for the failed rank, or before their next collective.
 
         Args:
-            number: the same on all ranks, and another one for each step.
+            number: identifies the step: equal on all ranks, and different for each step.
 
-        Cost: a thread that looks into the process group's store twenty times a second.
+        Cost: a thread that polls the process group's store twenty times a second.
         """
         self._told = False
         store = default_store() if self.size > 1 else None
@@ -342,32 +347,32 @@ class Ranks:
             self._notice, self._failure, self._settled = None, None, False
 
     def settle(self) -> None:
-        """The last exchange of a step: no rank has failed in it, or all raise. One number.
+        """The last collective of a step, with one number: all ranks raise if any rank has failed.
 
-        What changes parameters and state for good comes after it, and must not fail. A second call
-        in the same step does nothing.
+        Permanent changes of parameters and state come after it and must not fail. A second call in
+        the same step does nothing.
         """
         if not self.together or self._settled:
             return
         failed = torch.nan if self._failure else 0.0
         total = self._all_reduce(torch.tensor(failed, dtype=torch.float64, device=self.device))
-        self._settled = True  # whatever happens to this rank from here on: the others are done
+        self._settled = True  # an error of this rank no longer concerns the others
         if math.isnan(total):
             self._settled = False
             self.end_together()
 
     def _tell(self, problem: Exception) -> None:
-        """Let the other ranks know of an error that they have not seen in a sum."""
+        """Report an error to the other ranks, unless they have seen it in a sum."""
         notice, self._notice = self._notice, None
         if notice is None or self._settled or self._told:
             return
-        # Where the store is gone, or a rank, the others find out by the group's timeout.
+        # If the store or a rank is gone, the other ranks end by the group's timeout.
         with suppress(Exception):
             for exchange in notice.tell(_message(problem)):
                 self._take_part(exchange)
 
     def _take_part(self, exchange: Exchange) -> None:
-        """So that the others can leave an exchange."""
+        """Join a collective with NaN or zeros, so that the other ranks can leave it."""
         own = torch.zeros(
             exchange.numbers, dtype=getattr(torch, exchange.dtype), device=self.device
         )
@@ -389,7 +394,7 @@ class Ranks:
             self._end(ending.failures)
 
     def _end(self, failures: dict[int, str]) -> None:
-        """Raise what this rank failed of itself, or else what the others did."""
+        """Raise this rank's own failure, or else a RankError with the failures of other ranks."""
         own, self._failure = self._failure, None
         if own is not None:
             self._told = True
@@ -403,7 +408,7 @@ class Ranks:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Give what is exchanged a name, for the traffic and for errors."""
+        """Context manager that names the phase, for `traffic` and for error messages."""
         before, self._phase = self._phase, name
         try:
             yield
@@ -411,22 +416,22 @@ class Ranks:
             self._phase = before
 
     def enter(self, phase: str) -> None:
-        """The same for all that follows."""
+        """Set the name of the phase until the next `enter`."""
         self._phase = phase
 
     def gather_objects(self, own: Any) -> list[Any]:
-        """Anything that can be pickled, from every rank, in order of rank."""
+        """A picklable object from every rank, in order of rank."""
         written = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
         return [pickle.loads(bytes(row.tolist())) for row in self.gather_numbers(written)]
 
     @contextmanager
     def _exchange(self, kind: str, size: int, own: Tensor) -> Iterator[None]:
-        """Count what is sent, and end the step where another rank has failed.
+        """Context manager around a collective: counts bytes, ends the step if a rank failed.
 
         Args:
-            kind: of exchange.
-            size: in bytes, for the traffic.
-            own: what this rank hands over.
+            kind: of collective.
+            size: in bytes, for `traffic`.
+            own: the tensor that this rank contributes.
         """
         notice = self._notice
         if notice is not None:
@@ -452,7 +457,7 @@ class Ranks:
 
 
 class _OwnWork:
-    """A context that keeps failures for the next sum over ranks."""
+    """Context manager that keeps an error for the next sum over ranks."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -461,7 +466,7 @@ class _OwnWork:
         pass
 
     def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> bool:
-        # What another rank failed of is no failure of this one.
+        # An error that reports another rank's failure is no failure of this rank.
         foreign = isinstance(problem, RankError | CommunicationError)
         if not self._ranks.together or foreign or not isinstance(problem, Exception):
             return False
@@ -470,7 +475,7 @@ class _OwnWork:
 
 
 def _place_in(group: Any) -> tuple[int, int]:
-    """(rank, size) of this process in a group, None for that of all processes.
+    """(rank, size) of this process in a group; None means the group of all processes.
 
     Raises:
         ValueError: the group was destroyed.
@@ -481,7 +486,7 @@ def _place_in(group: Any) -> tuple[int, int]:
 
 
 def _checked_group(given: Any) -> Any:
-    """The process group out of what a user gave as `process_group`."""
+    """The ProcessGroup from a user's `process_group`; raises TypeError or ValueError."""
     if isinstance(given, vars(dist)["DeviceMesh"]):
         if given.ndim != 1:
             raise ValueError(

@@ -1,15 +1,15 @@
-"""How optimisers in several threads keep out of each other's way.
+"""How optimisers in several threads share the switches that torch and Python have per process.
 
-Torch and Python have switches for the whole process, which a step changes for a while:
+A step changes such switches temporarily:
 
-- The precision of CUDA's matrix products, and all that is recorded on a GPU, belong to one thread
-  at a time: steps on CUDA take turns (`step_turn`).
-- The number of torch's threads is each thread's own, but a thread that first uses torch takes over
-  what was set last anywhere. So no step begins while another thread has `one_thread`.
-- Switches that all threads set to the same value are `Shared`: the first thread sets them, and the
-  last one puts them back.
+- The precision of matrix products on CUDA, and CUDA graph capture, belong to one thread at a time:
+  steps on CUDA take turns (`step_turn`).
+- Each thread has its own number of torch threads. But a thread that first uses torch inherits the
+  number that any thread set last, so no step begins while another thread is in `one_thread`.
+- Switches that all threads set to the same value are `Shared`: the first thread to enter sets them,
+  and the last one to leave restores them.
 
-Two optimisers for one model are not meant to run at once: both would write its parameters.
+Two optimisers must not train the same model at once, because both would write its parameters.
 """
 
 import gc
@@ -26,26 +26,25 @@ _thread_count = threading.RLock()
 
 @contextmanager
 def step_turn(device: torch.device) -> Iterator[None]:
-    """Around a whole step: on CUDA one thread at a time, elsewhere any number of threads at once.
+    """Context manager around a step: one thread at a time on CUDA, any number of threads elsewhere.
 
-    Ranks that are threads of one process would wait for each other forever on CUDA: give each rank
-    a process.
+    Ranks that are threads of one process would deadlock on CUDA. Give each rank its own process.
 
     Args:
         device: of the parameters.
     """
     with _thread_count:
-        torch.get_num_threads()  # from now on this thread has a number of its own
+        torch.get_num_threads()  # fixes the number for this thread
     with cuda_turn() if device.type == "cuda" else nullcontext():
         yield
 
 
 @contextmanager
 def cuda_turn() -> Iterator[None]:
-    """For a while no other thread is in a step on CUDA, or here; a thread may enter repeatedly.
+    """Re-entrant lock: no other thread is in a step on CUDA or in this context meanwhile.
 
-    Not to be called in a backward pass on CUDA: that has a thread of its own, which would wait for
-    the thread that waits for it.
+    Do not enter it from a backward pass on CUDA. Autograd runs that pass in another thread, which
+    would wait for the thread that waits for it.
     """
     with _cuda_turn:
         yield
@@ -53,14 +52,14 @@ def cuda_turn() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch's work on the calling thread alone; other threads have as many threads as before.
+    """Context manager: torch computes on the calling thread alone; other threads keep their number.
 
-    For small things between waits for a GPU: by then the other threads are asleep, and `eigh` of
-    81 rows, which takes one thread 1.5 ms, took sixteen up to 140 ms. With all threads half of the
-    steps took 8 to 25 ms longer, with one thread none did.
+    It is for small operations between waits for a GPU, when torch's worker threads are asleep. An
+    `eigh` of 81 rows takes 1.5 ms on one thread and took up to 140 ms on sixteen. With all threads
+    half of the steps took 8 to 25 ms longer; with one thread no step did.
 
-    Threads of other code that first use torch meanwhile have one thread, too, until they set
-    another number. Torch's own data loaders do the same to them, for good.
+    A thread of other code that first uses torch meanwhile also gets one thread, until it sets
+    another number. Torch's own data loaders do this to such threads permanently.
     """
     with _thread_count:
         before = torch.get_num_threads()
@@ -72,18 +71,18 @@ def one_thread() -> Iterator[None]:
 
 
 class Shared(AbstractContextManager[None]):
-    """A context of the whole process in which several threads may be at once.
+    """A process-wide context that several threads may be in at once.
 
-    The first thread that enters enters it, the last one that leaves leaves it. So what it changes
-    is changed for as long as any thread needs it, and is then as before.
+    The first thread to enter it enters the inner context, and the last thread to leave it leaves
+    the inner context.
 
     Args:
-        make: makes the context, each time that nobody is in it.
+        make: creates the inner context, each time the first thread enters.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make, self._inside, self._held = make, 0, ExitStack()
-        self._lock = threading.RLock()  # of the two before; held to enter and to leave
+        self._lock = threading.RLock()  # guards _inside and _held; held while entering and leaving
 
     def __enter__(self) -> None:
         with self._lock:
@@ -109,5 +108,5 @@ def _collector_disabled() -> Iterator[None]:
             gc.enable()
 
 
-# For a while Python does not look for objects that only refer to each other.
+# Pauses Python's cyclic garbage collector.
 collector_paused = Shared(_collector_disabled)

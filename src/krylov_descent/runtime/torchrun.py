@@ -1,4 +1,4 @@
-"""Processes that `torchrun` started, and starts anew after a failure."""
+"""Processes that `torchrun` starts, and restarts after a failure."""
 
 import os
 import pickle
@@ -18,16 +18,16 @@ T = TypeVar("T")
 
 
 def under_torchrun() -> bool:
-    """Whether this process is one that `torchrun` started."""
+    """Whether `torchrun` started this process."""
     return dist.is_available() and dist.is_torchelastic_launched()
 
 
 class Launch:
-    """One call of `torchrun` with the processes that it started; else this process alone.
+    """A call of `torchrun` and the processes that it started; without torchrun this process alone.
 
     Attributes:
-        id: of the call, the same on all processes and after restarts; None without torchrun. It is
-            kept in torchrun's store, since torchrun's own id may be that of other calls, too.
+        id: of the call, equal on all processes and after restarts; None without torchrun. It is
+            kept in torchrun's store, because several calls may share torchrun's own id.
         leads: whether this is rank 0.
     """
 
@@ -39,20 +39,20 @@ class Launch:
             store, self._rank, self._size = next(rendezvous("env://"))
             prefixed: Any = vars(dist)["PrefixStore"]
             whole: Any = store
-            while isinstance(whole, prefixed):  # in torch 2.11 each attempt has a part of its own
+            while isinstance(whole, prefixed):  # torch 2.11 gives each attempt its own prefix
                 whole = whole.underlying_store
             self.id = whole.compare_set("krylov-descent launch", "", uuid.uuid4().hex).decode()
-            # In torch 2.13 processes that are started anew find in torchrun's store the addresses
-            # of those that are gone, and may try to reach them: each attempt has keys of its own.
+            # In torch 2.13 a restarted process finds the addresses of dead processes in torchrun's
+            # store and may try to reach them. So each attempt gets its own keys.
             attempt = f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}"
             self._store = prefixed(attempt, store)
         self.leads = self._rank == FIRST
 
     def of_first(self, work: Callable[[], T]) -> T:
-        """What `work()` gives on rank 0, which alone does it; to be called once, before joining.
+        """Run `work` on rank 0 and return its result on all ranks; call once, before `joined`.
 
         Raises:
-            RankError: it failed on rank 0. That one raises the error itself.
+            RankError: `work` failed on rank 0. Rank 0 raises the error itself.
         """
         if self._store is None:
             return work()
@@ -73,10 +73,11 @@ class Launch:
 
     @contextmanager
     def joined(self, device: str) -> Iterator[None]:
-        """As a member of the process group that `torchrun` describes; nothing without it.
+        """Context manager: a member of torchrun's process group; does nothing without torchrun.
 
         Args:
-            device: "cpu" for gloo; "cuda" for NCCL, where each process takes the GPU of its number.
+            device: "cpu" for gloo; "cuda" for NCCL, where each process takes the GPU of its local
+                rank.
         """
         if self._store is None:
             yield

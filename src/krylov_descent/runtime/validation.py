@@ -1,4 +1,4 @@
-"""Arguments of the wrong kind, refused by name before they fail somewhere deep."""
+"""Checks of arguments, which name the argument in the error."""
 
 import math
 from numbers import Integral, Real
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def check_counts(**given: Any) -> None:
-    """Each must be a whole number of at least 1."""
+    """Raise TypeError or ValueError unless each argument is a whole number of at least 1."""
     for name, value in given.items():
         check_whole(**{name: value})
         if value < 1:
@@ -16,14 +16,14 @@ def check_counts(**given: Any) -> None:
 
 
 def check_whole(**given: Any) -> None:
-    """Each must be a whole number."""
+    """Raise TypeError unless each argument is a whole number."""
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError(f"`{name}` must be a whole number, found {value!r}")
 
 
 def check_not_negative(**given: Any) -> None:
-    """Each must be a finite number of 0 or more, or a tensor with one."""
+    """Raise ValueError unless each argument is a finite number ≥ 0, or a tensor with one."""
     for name, value in given.items():
         is_number = isinstance(value, Real | Tensor) and not isinstance(value, bool)
         if not is_number or not 0 <= float(value) < math.inf:
@@ -31,7 +31,7 @@ def check_not_negative(**given: Any) -> None:
 
 
 def check_flags(**given: Any) -> None:
-    """Each must be True or False: a text such as "no" would count as true."""
+    """Raise TypeError unless each argument is a bool: a string such as "no" would be true."""
     for name, value in given.items():
         if not isinstance(value, bool):
             raise TypeError(f"`{name}` must be True or False, found {value!r}")

@@ -1,18 +1,17 @@
-"""What changes after a step that found no decrease.
+"""What KSD changes after a step that found no decrease.
 
-Where nothing in a step is random (B = C = A) a refused step would be made again, bit for bit, for
-ever. So each refused step changes the one after it, in this order:
+If nothing in a step is random (B = C = A), a refused step would repeat itself bit for bit forever.
+So each refused step changes the next one, in this order:
 
-1. B and C are other samples, four times as many, until they are all of A. Derivatives are no
-   longer in TensorFloat-32.
-2. When they are all of A, or were given by hand, the basis is twice as long, until it is the whole
-   space or would take more than the memory for activations.
+1. B and C are drawn anew with four times as many samples, until they are all of A. Derivatives are
+   no longer computed in TensorFloat-32.
+2. When B and C are all of A, or the user gave them, the basis becomes twice as long, until it spans
+   the whole space or exceeds the memory for activations.
 
-Each step that is taken takes the last change back. Inside a step, where the search stands at a
-kink, it goes on with a bundle of gradients (see `bundle`). When nothing is left to change, the
-result says so.
+Each step that is taken undoes the last change. When nothing is left to change, the result says so.
+Within a step, a search that stands at a kink goes on with a bundle of gradients (see `bundle`).
 
-The two numbers live in a parameter group, so that a resumed run goes on alike.
+The two counters live in a parameter group, so that a resumed run continues identically.
 """
 
 from dataclasses import replace
@@ -20,25 +19,25 @@ from typing import Any
 
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 
-LARGER_SETS = "larger_sets"  # how often they were made larger
-LONGER_BASIS = "longer_basis"  # its dimension; 0 for the one that was asked for
+LARGER_SETS = "larger_sets"  # how often B and C were enlarged
+LONGER_BASIS = "longer_basis"  # the dimension of the longer basis; 0 for the dimension K asked for
 ENTRIES = (LARGER_SETS, LONGER_BASIS)
 SET_GROWTH, BASIS_GROWTH = 4, 2
 
 
 def begin(group: dict[str, Any]) -> None:
-    """Make the entries of a parameter group that has none."""
+    """Create missing entries in a parameter group."""
     for entry in ENTRIES:
         group.setdefault(entry, 0)
 
 
 def is_under_way(group: dict[str, Any]) -> bool:
-    """Whether anything is other than asked for."""
+    """Whether the sets or the basis are larger than asked for."""
     return bool(group[LARGER_SETS] or group[LONGER_BASIS])
 
 
 def set_growth(group: dict[str, Any]) -> int:
-    """How many times as many samples as asked for B and C have."""
+    """The factor by which B and C are larger than asked for."""
     growth: int = SET_GROWTH ** group[LARGER_SETS]
     return growth
 
@@ -49,7 +48,7 @@ def is_refusal(result: StepResult) -> bool:
 
 
 def take_back(group: dict[str, Any], dimension: int) -> None:
-    """After a step that was taken: undo the last change.
+    """Undo the last change, after a step that was taken.
 
     Args:
         group: with the entries, which are updated.
@@ -65,17 +64,17 @@ def take_back(group: dict[str, Any], dimension: int) -> None:
 def escalate(
     group: dict[str, Any], result: StepResult, dimension: int, longest: int, *, by_hand: bool
 ) -> StepResult:
-    """After a refused step: choose what the next one changes.
+    """Choose what the next step changes, after a refused step.
 
     Args:
         group: with the entries, which are updated.
-        result: of the step.
+        result: of the refused step.
         dimension: K as asked for.
-        longest: the longest basis that is possible.
-        by_hand: whether B or C were given.
+        longest: the most directions that a basis can have.
+        by_hand: whether the user gave B or C.
 
     Returns:
-        The result, whose reason says what the next step changes.
+        The result, with the change added to its reason.
     """
     all_samples = result.curvature_samples == result.objective_samples == result.samples
     now = max(dimension, group[LONGER_BASIS])

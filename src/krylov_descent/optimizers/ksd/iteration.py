@@ -1,4 +1,4 @@
-"""The pieces of one iteration of Algorithm 3, and the account of what it costs."""
+"""The parts of one iteration of Algorithm 3, and the account of its cost."""
 
 import math
 
@@ -22,9 +22,11 @@ from krylov_descent.optimizers.ksd.step_sets import StepSets
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.runtime.engine import Launched
 
-# The paper floors H̄ at ε of its largest eigenvalue, as it does D. Late in training the directions
-# that still matter have less curvature than that, and the search must find out what the floor hid:
-# 15 evaluations where 6 do. Where the Hessian's are negative, the floor alone says how far to go.
+# The paper floors the eigenvalues of H̄ at ε times the largest one, like those of D. Late in
+# training, directions that still matter have less curvature than that floor, and the search needs
+# 15 evaluations instead of 6. So semidefinite curvatures have a hundredth of the floor. The Hessian
+# keeps the whole floor: where its eigenvalues are negative, the floor alone determines the step
+# length.
 SEMIDEFINITE_FLOOR = 0.01
 OUT_OF_RANGE = (
     "the gradient's length in the preconditioner, gᵀD⁻¹g, is infinite or zero in its precision: "
@@ -37,11 +39,11 @@ OUT_OF_RANGE_ONCE = (
 
 
 class RescaledError(Exception):
-    """The objective has another scale from now on: the iteration is to be made again."""
+    """The scale of the objective has changed, so the iteration must be repeated."""
 
 
 class Iteration:
-    """The variables of one iteration under way.
+    """The variables of one iteration.
 
     Args:
         optimizer: that makes the step.
@@ -61,7 +63,7 @@ class Iteration:
         self._objective_set: Samples = Nothing()
 
     def gradient(self) -> Evaluation:
-        """g and D on A; B and C are drawn."""
+        """Compute g and D on A, and draw B and C."""
         self._ranks.enter("gradient")
         samples = self._sets.to_walk_over()
         self._engine.repeatable = self._can_be_made_again()
@@ -70,12 +72,12 @@ class Iteration:
         return found
 
     def _can_be_made_again(self) -> bool:
-        """Whether a second attempt in this step would have the same samples and the same D."""
+        """Whether a second attempt at this step would have the same samples and the same D."""
         again = self._sets.in_memory and self._schedule.can_be_made_again
         return again and not self._ranks.together
 
     def basis(self, gradient: Evaluation) -> Launched[Basis]:
-        """Algorithm 2 on B. The gradient may not be known to be finite yet."""
+        """Launch Algorithm 2 on B. The gradient has not been checked to be finite yet."""
         optimizer = self._optimizer
         work = KrylovBasis(
             objective=self._objective,
@@ -94,10 +96,10 @@ class Iteration:
         return self._engine.launch(work)
 
     def refusal(self, gradient: Evaluation) -> StepResult | None:
-        """The result of a step that cannot go on from its gradient; None if it can.
+        """The result of a step that cannot continue with its gradient; None if it can.
 
         Raises:
-            RescaledError: it can at another scale of f, which f has from now on.
+            RescaledError: the scale of f was changed, and the step can continue with the new scale.
         """
         account, objective, g = self._account, self._objective, gradient.gradient
         value, norm = gradient.value, self._ranks.agreed_number(gradient.norm)
@@ -129,11 +131,11 @@ class Iteration:
         return None
 
     def search(self) -> Launched[SearchObjective]:
-        """f_C around θ, in a subspace that need not be known yet."""
+        """Launch f_C around θ. The subspace need not be known yet."""
         return self._engine.launch(Search(self._objective, self._objective_set, self.last_step))
 
     def refusal_of(self, basis: Basis) -> StepResult | None:
-        """The result of a step that cannot go on from its basis; None if it can."""
+        """The result of a step that cannot continue with its basis; None if it can."""
         account, found = self._account, basis.subspace
         account.lap("basis")
         account.note(
@@ -152,20 +154,20 @@ class Iteration:
         return None
 
     def coordinates(self, subspace: Subspace) -> Coordinates:
-        """Those in which H̄ with floored eigenvalues is the identity."""
+        """The coordinates in which H̄ with floored eigenvalues is the identity."""
         semidefinite = self._optimizer.curvature.kind != "hessian"
         floor = self._optimizer.epsilon * (SEMIDEFINITE_FLOOR if semidefinite else 1.0)
         return Coordinates(subspace.curvature, subspace.gram, floor)
 
     def minimize(self, f: SearchObjective, coordinates: Coordinates) -> BFGSResult | None:
-        """BFGS on C from a = 0; None where value or gradient there are not finite."""
+        """BFGS on C from a = 0; None if the value or the gradient at a = 0 is not finite."""
         account = self._account
         start, gradient = f.start()
         account.note(loss_before=start, objective_samples=f.samples, evaluations=1)
         is_finite = math.isfinite(start) and bool(np.isfinite(gradient).all())
         scale = self._objective.scale
         ritz_values = coordinates.ritz_values.div(scale)
-        if self._optimizer.curvature.kind == "fisher":  # of squared gradients
+        if self._optimizer.curvature.kind == "fisher":  # quadratic in gradients: the scale squared
             ritz_values.div_(scale)
         account.note(ritz_values=tuple(ritz_values.tolist()))
         if not is_finite:
@@ -179,7 +181,7 @@ class Iteration:
         return best
 
     def take(self, f: SearchObjective, best: BFGSResult | None) -> StepResult | None:
-        """θ + d with d = V̄a*, scaled by `lr`; None where that is no decrease."""
+        """Move to θ + d, where d = V̄a* scaled by `lr`; None if that is no decrease."""
         account, optimizer = self._account, self._optimizer
         start = account["loss_before"]
         if best is None or not best.value < start:
@@ -197,14 +199,14 @@ class Iteration:
             # Values with and without autograd may differ by rounding: lr = 0 is no decrease.
             if not (value < start and bool(step.any())):
                 return None
-        # Squares of a step may be out of range as well.
+        # ‖d‖² may underflow to 0; `length` avoids that.
         account.note(step_norm=taken.norm or math.hypot(*map(length, taken.pieces)))
         self._ranks.settle()
         optimizer._keep_step(taken.pieces)
         return account.moved(str(best.reason), loss_after=value)
 
     def no_decrease(self, f: SearchObjective, best: BFGSResult | None) -> StepResult:
-        """The result of a step whose search found nothing to take; the parameters are θ again."""
+        """The result of a step whose search found no decrease; the parameters are θ again."""
         account = self._account
         if best is None:
             return account.refused(Status.NOT_FINITE, "the loss or its gradient on C is not finite")
@@ -214,9 +216,9 @@ class Iteration:
         return account.no_decrease(str(best.reason), self._objective_set, f.theta, generator)
 
     def last_step(self) -> Tensor:
-        """The last step [n] as its search found it, before `lr` scaled it; zeros if there is none.
+        """The last step [n] before `lr` scaled it; zeros if there is none.
 
-        With the `lr` of now: a schedule changes that by little from step to step.
+        It is divided by the current `lr`, which a schedule changes only little from step to step.
         """
         step = self._optimizer._last_step()
         self._optimizer._scale_by_learning_rate(step, back=True)
@@ -224,7 +226,7 @@ class Iteration:
 
 
 def longest_basis(objective: Objective) -> int:
-    """How many directions a basis may have, if it is made longer than asked for."""
+    """The most directions of a lengthened basis: n, or as many as fit `activation_memory`."""
     parameters = objective.parameters
     vector = parameters.numel * torch.finfo(parameters.dtype).bits // 8
     fitting = min(parameters.numel, objective.activation_memory // vector)

@@ -15,9 +15,9 @@ from krylov_descent.runtime.precision import derivatives_in_tf32
 class KSD(KSDState):
     """Krylov Subspace Descent: second-order training without learning rate or damping.
 
-    Each step builds a Krylov subspace of dimension K from the gradient and curvature products,
-    adds previous steps, and minimises the objective itself inside it with BFGS. Three sets of
-    samples serve a step: A (all the data) for the gradient, random B for the curvature, random C
+    Each step builds a Krylov subspace of dimension K from the gradient and curvature products, adds
+    previous steps, and minimises the objective itself inside the subspace with BFGS. A step uses
+    three sets of samples: A (all the data) for the gradient, random B for the curvature, random C
     for the search.
 
     Args:
@@ -25,52 +25,53 @@ class KSD(KSDState):
         loss: one of torch's losses, a callable `(outputs, targets) -> one number per sample`, or
             one that returns their mean.
         params: the parameters to train, as torch.optim takes them (tensors, named tensors, or
-            groups with `weight_decay` and `lr`); all of the model's by default. Those with
-            `requires_grad=False` are left alone.
+            groups with `weight_decay` and `lr`); all of the model's by default. Parameters with
+            `requires_grad=False` are not trained.
         dimension: K, the dimension of the Krylov subspace.
         curvature: "gauss-newton", "hessian" or "fisher".
-        preconditioner: "fisher-diagonal", "kronecker" (see `KroneckerFactors`; after 20 steps with
-            the diagonal), "identity", or an object with the `Preconditioner` protocol.
-        subset_size: size of B and C: "fixed" (N/K, at least 1,000), "auto" (the same, but where all
-            steps have the same data in memory it begins with less for large models on a CPU, down
-            to 250, and is doubled when less than half of a step's worth on C is seen on A), "paper"
-            (N/K), a number of samples, a fraction of them, or a pair of these for B and C. The
-            first two are all samples where two disjoint sets of that size do not fit.
-        previous_steps: m, how many of the last steps join the subspace. The paper has 1; more of
-            them let the deviations of single steps, each for its own C, cancel.
+        preconditioner: "fisher-diagonal", "kronecker" (see `KroneckerFactors`; used after 20 steps
+            with the diagonal), "identity", or an object with the `Preconditioner` protocol.
+        subset_size: size of B and C: a number of samples, a fraction of them, "paper" (N/K),
+            "fixed" (N/K, at least 1,000), "auto", or a pair of these for B and C. "auto" is like
+            "fixed", except where all steps have the same data in memory. There a large model on a
+            CPU begins with fewer samples, down to 250, and the sets double when less than half of
+            the decrease on C is seen on A. "fixed" and "auto" take all samples if two disjoint sets
+            do not fit into the data.
+        previous_steps: m, how many of the last steps join the subspace. The paper has 1. Each step
+            deviates towards its own C; with more steps these deviations can cancel.
         bfgs_iterations: the most iterations of the search.
         epsilon: floor of the preconditioner, relative to its largest entry (a tenth of it is the
-            damping of Kronecker factors), and of the Hessian's eigenvalues in the subspace; those
-            of the other curvatures have a hundredth of it.
-        weight_decay: λ of the L2 term ½λ‖θ‖², which belongs to the objective.
+            damping of Kronecker factors), and of the Hessian's eigenvalues in the subspace. The
+            other curvatures have a hundredth of that floor.
+        weight_decay: λ of the L2 term ½λ‖θ‖², which is part of the objective.
         lr: scales the step that the search found; for schedulers. Leave it at 1.
         seed: of the random sets.
         forward: `forward(model, inputs) -> outputs`, where calling the model is not enough.
-        micro_batch: the most samples handled at a time; by default as many as fit
+        micro_batch: the most samples processed at a time; by default as many as fit
             `activation_memory`.
-        activation_memory: bytes that activations may take; 1 GiB on a CPU and a quarter of the
-            free memory on a GPU by default.
-        cuda_graphs: on a GPU, record products and evaluations once and replay them; False to run
-            them as they are.
-        tf32: on a GPU, backward passes and curvature products in TensorFloat-32: several times as
-            fast for large layers, with three digits. Forward passes keep torch's own setting, so
-            what is minimised stays exact. (The squares for "fisher-diagonal" may be in
-            TensorFloat-32 in any case: see `precision.rough_products`.)
+        activation_memory: the most bytes for activations; by default 1 GiB on a CPU and a quarter
+            of the free memory on a GPU.
+        cuda_graphs: on a GPU, record products and evaluations once and replay them; False runs them
+            eagerly.
+        tf32: on a GPU, compute backward passes and curvature products in TensorFloat-32: several
+            times as fast for large layers, with three digits. Forward passes keep torch's own
+            setting, so the minimised objective stays exact. (The squares for "fisher-diagonal" may
+            be in TensorFloat-32 in any case: see `precision.rough_products`.)
         basis: "replicated" keeps the whole basis on every rank; "sharded" keeps a slice of each
-            vector, and sends vectors in each evaluation (see below).
-        basis_dtype: torch.bfloat16 to keep the basis in half the memory of float32.
-        basis_device: "cpu" to keep the basis in the host's (pinned) memory, from where it is
-            fetched in blocks.
-        process_group: whose ranks train together: a torch.distributed.ProcessGroup or a DeviceMesh
-            of one dimension; all processes by default.
+            vector per rank, and sends vectors in each evaluation.
+        basis_dtype: torch.bfloat16 keeps the basis in half the memory of float32.
+        basis_device: "cpu" keeps the basis in the host's (pinned) memory, from which it is fetched
+            in blocks.
+        process_group: the ranks that train together: a torch.distributed.ProcessGroup or a
+            one-dimensional DeviceMesh; all processes by default.
 
-    Under an initialised process group (`torchrun`) each rank gives its own part of the data to
-    `step`, of any size, and gets the result of one process on all of them (with Kronecker factors
-    one that is as good); B and C are drawn from all of them. Every rank must call `step`, with the
-    same model and options.
+    Under an initialised process group (`torchrun`) each rank passes its own part of the data to
+    `step`, of any size. B and C are drawn from the data of all ranks, and each rank gets the result
+    that one process would get on all of the data (with Kronecker factors an equally good one).
+    Every rank must call `step`, with the same model and options.
 
-    The page "Cost and memory" has what a step costs, and what it holds in memory: about K + 8
-    vectors like the parameters.
+    The page "Cost and memory" lists the cost and the memory of a step: about K + 8 vectors like the
+    parameters.
 
     Example:
         >>> optimizer = KSD(model, torch.nn.CrossEntropyLoss())
@@ -99,26 +100,27 @@ class KSD(KSDState):
         curvature_data: Any = None,
         objective_data: Any = None,
     ) -> StepResult | None:
-        """One iteration of Algorithm 3.
+        """Make one iteration of Algorithm 3.
 
         Args:
-            data: the set A: `(inputs, targets)`, a Dataset, a DataLoader or an iterable of
-                batches. Batches are moved to the parameters' device.
-            closure: called once before the step, with its result and its gradients left alone;
-                for frameworks that wrap an optimiser and pass one.
-            curvature_data: the set B, where it is not to be drawn from `data`.
-            objective_data: the set C, likewise.
+            data: the set A: `(inputs, targets)`, a Dataset, a DataLoader or an iterable of batches.
+                Batches are moved to the parameters' device.
+            closure: called once before the step; its result and its gradients are ignored. It is
+                for frameworks that wrap an optimiser and pass a closure.
+            curvature_data: the set B; drawn from `data` by default.
+            objective_data: the set C; drawn from `data` by default.
 
         Returns:
-            What the step did. None for a call without data, with which checkpoint tools create
-            the optimiser's state.
+            What the step did. None for a call without data, which only creates the optimiser's
+            state, as checkpoint tools expect.
 
-        The parameters change only if the objective on C went down; otherwise they are bit for bit
-        as before. After any error so are the optimiser's state and what it knows of the model.
+        The parameters change only if the objective on C went down; otherwise they stay as they
+        were, bit for bit. After an error the optimiser's state and its knowledge of the model are
+        restored as well.
         """
         if not self._begins(data, closure):
             return None
-        escalation.begin(self.param_groups[0])  # a state that was loaded may be older
+        escalation.begin(self.param_groups[0])  # a loaded state may lack the entries
         sets = StepSets(self, data, curvature_data, objective_data)
         return self._make_step(
             lambda objective: self._step(objective, sets),
@@ -127,9 +129,9 @@ class KSD(KSDState):
         )
 
     def _step(self, objective: Objective, sets: StepSets) -> StepResult:
-        """The iteration, what the sets and the basis learn from the step before, and from it."""
+        """Run the iteration, and adapt the sets and the basis of the next step to its result."""
         group = self.param_groups[0]
-        # With few digits a refused step may be refused for want of them.
+        # After a refused step no tf32: rounding may have caused the refusal.
         with derivatives_in_tf32(self.tf32 and not escalation.is_under_way(group)):
             if self.subset_sizes.grow:
                 sets.compare_data()
@@ -137,7 +139,7 @@ class KSD(KSDState):
             while result is None:
                 try:
                     result = self._iterate(iteration)
-                except RescaledError:  # the objective has another scale now, at most twice
+                except RescaledError:  # the scale of the objective changed; at most twice per step
                     continue
             if self.subset_sizes.grow:
                 subset_growth.learn(group, result)
@@ -154,7 +156,7 @@ class KSD(KSDState):
         """Algorithm 3, lines 3 to 13."""
         # Lines 3-5. Gradient g and preconditioner D on A; B and C are drawn.
         # Lines 6-8. Basis V of the Krylov space and previous steps, and H̄ = VᵀHV, on B. An engine
-        # may begin with it before anything is known of the gradient.
+        # may start on the basis before the gradient is checked.
         gradient = step.gradient()
         basis = step.basis(gradient)
         if refusal := step.refusal(gradient):

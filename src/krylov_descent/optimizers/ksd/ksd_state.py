@@ -1,4 +1,4 @@
-"""Settings and state of KSD: what a step is made with, and what is kept from step to step."""
+"""The settings of KSD, and the state that it keeps between steps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,11 +21,11 @@ from krylov_descent.runtime.descriptions import described
 from krylov_descent.runtime.ranks import ProcessGroup
 from krylov_descent.runtime.validation import check_counts, check_flags, check_not_negative
 
-PREVIOUS_STEP = "previous_step"  # the last one; those before have a number behind it
+PREVIOUS_STEP = "previous_step"  # the newest step; older steps have a number appended
 
 
 class KSDState(DataOptimizer):
-    """What `KSD` was asked for, and what it keeps; the arguments are described there."""
+    """The settings and the state of `KSD`, whose docstring describes the arguments."""
 
     data_parallel = True
     learnt = (*subset_growth.ENTRIES, *escalation.ENTRIES)
@@ -91,32 +91,32 @@ class KSDState(DataOptimizer):
         self.layout = BasisLayout(basis, Storage.checked(basis_dtype, basis_device, like))
         self.layout.check(self.preconditioner)
         numbered = (f"{PREVIOUS_STEP}_{i}" for i in range(2, previous_steps + 1))
-        self._previous = [PREVIOUS_STEP, *numbered]  # in the state, newest first
-        self._steps_kept: int | None = None  # how many of them are there, where that is known
+        self._previous = [PREVIOUS_STEP, *numbered]  # keys in the state, newest first
+        self._steps_kept: int | None = None  # how many of these steps exist; None if not known
 
     @property
     def preconditioner(self) -> Preconditioner:
-        """D as it was asked for. Kronecker factors are there after the first step that has them."""
+        """D as asked for. Kronecker factors are empty until the first step that uses them."""
         return self._schedule.last
 
     @property
     def _dimension(self) -> int:
-        """K of this step."""
+        """K of the current step."""
         return max(self.dimension, int(self.param_groups[0][escalation.LONGER_BASIS]))
 
     def _previous_steps(self) -> list[Tensor]:
-        """The previous steps [n] that there are, newest first, as copies."""
+        """Copies of the existing previous steps [n], newest first."""
         if self._steps_kept is None:
             kept = [bool(self._flat_state(key).any()) for key in self._previous]
             self._steps_kept = sum(kept)
         return [self._flat_state(key) for key in self._previous[: self._steps_kept]]
 
     def _last_step(self) -> Tensor:
-        """The last step [n] as it was taken; zeros if there is none."""
+        """The last step [n] that was taken; zeros if there is none."""
         return self._flat_state(PREVIOUS_STEP)
 
     def _keep_step(self, pieces: Sequence[Tensor]) -> None:
-        """Keep a step that was taken, in pieces like the parameters, as the newest one."""
+        """Store a step that was taken, in pieces like the parameters, as the newest one."""
         self._push_pieces(self._previous, pieces)
         if self._steps_kept is not None:
             self._steps_kept = min(self._steps_kept + 1, len(self._previous))
@@ -147,7 +147,11 @@ class KSDState(DataOptimizer):
         self._steps_kept = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch has it; refuses the state of another kind of optimiser, and stays as it was."""
+        """Load a state dict.
+
+        Raises:
+            ValueError: the state is of another kind of optimiser. The optimiser is unchanged then.
+        """
         super().load_state_dict(state_dict)
         self._steps_kept = None
 

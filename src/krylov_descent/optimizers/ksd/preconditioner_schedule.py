@@ -1,10 +1,10 @@
-"""Which preconditioner D a step of KSD has.
+"""Which preconditioner D a step of KSD uses.
 
-Kronecker factors come after some steps with the Fisher diagonal. From the first step on they lead
-a deep net to where it learns little more (CURVES; see the method's page). We take it that the
-reason is the mean of the targets: as long as it is not learnt, all samples are wrong in the same
-way, and each layer could mend that alone. The factors know nothing of other layers, so D⁻¹g has
-all of them do it.
+Kronecker factors are used only after some steps with the Fisher diagonal. Used from the first step
+on, they lead a deep net to a point where it hardly learns any more (CURVES; see the method's page).
+The presumed reason is the mean of the targets. Until the mean is learnt, all samples have the same
+error, and each layer alone could correct it. The factors ignore other layers, so D⁻¹g makes all
+layers correct the error at once.
 """
 
 from krylov_descent.curvature.preconditioners.kronecker import KroneckerFactors
@@ -16,9 +16,10 @@ from krylov_descent.curvature.preconditioners.preconditioner import (
 )
 from krylov_descent.curvature.products import CurvatureProduct
 
-# Of ε: a floor under the entries of a diagonal is felt by few of them, damping by all.
+# The damping of Kronecker factors relative to ε: a floor affects few entries of a diagonal, damping
+# affects all.
 KRONECKER_DAMPING = 0.1
-# Made anew by every step.
+# The library's own preconditioners, which every step computes from scratch.
 OWN = (FisherDiagonal, Identity, KroneckerFactors)
 
 
@@ -26,12 +27,12 @@ class PreconditionerSchedule:
     """The preconditioners of a training, one after another.
 
     Args:
-        given: a name, or the object itself.
+        given: a name, or the preconditioner itself.
         epsilon: the paper's ε.
 
     Attributes:
-        last: the one that was asked for.
-        current: that of the step under way.
+        last: the preconditioner that was asked for.
+        current: the preconditioner of the current step.
     """
 
     def __init__(self, given: str | Preconditioner, epsilon: float) -> None:
@@ -40,21 +41,21 @@ class PreconditionerSchedule:
 
     @property
     def can_be_made_again(self) -> bool:
-        """Whether D is made of one step's samples alone, so that a step may make it twice."""
+        """Whether D depends on one step's samples alone, so that a step may compute it twice."""
         return type(self.current) in OWN
 
     @property
     def learners(self) -> list[object]:
-        """What a step may change. Of D itself nothing is left to the next step."""
+        """The objects whose attributes a step may change."""
         return [self, self.last, self.current]
 
     @property
     def foreign(self) -> list[object]:
-        """The preconditioner, where it is the user's, and may go on from one step to the next."""
+        """The user's preconditioner, which may keep state between steps; empty if D is our own."""
         return [] if type(self.last) in OWN else [self.last]
 
     def begin(self, steps: int) -> bool:
-        """Choose D for the step that follows so many; whether it is another than before."""
+        """Choose D for the step after `steps` steps. Returns whether D changes."""
         first = isinstance(self.last, KroneckerFactors) and steps < self.last.after
         if first == (self.current is not self.last):
             return False
@@ -62,18 +63,18 @@ class PreconditionerSchedule:
         return True
 
     def learn(self, product: CurvatureProduct) -> int:
-        """Complete D with the samples of B; how many of them it took the gradient of."""
+        """Complete D with the samples of B. Returns how many samples' gradients that took."""
         if isinstance(self.current, FromCurvatureSet):
             self.current.learn(product.objective, product.batches)
             return product.samples
         if isinstance(self.last, KroneckerFactors):
-            # Its time will come: what it cannot work with is told at the first step.
+            # Refuse unsuitable models at the first step, not when the factors are first used.
             self.last.check(product.objective, product.batches)
         return 0
 
 
 def make_preconditioner(given: str | Preconditioner, epsilon: float) -> Preconditioner:
-    """The preconditioner of a name, or the object itself."""
+    """The preconditioner of a name, or the given object; raises ValueError for anything else."""
     if given == "fisher-diagonal":
         return FisherDiagonal(epsilon)
     if given == "kronecker":

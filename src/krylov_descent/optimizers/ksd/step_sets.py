@@ -1,4 +1,4 @@
-"""The three sets of a step of KSD: A for the gradient, B for the curvature, C for the search."""
+"""The three sets of a KSD step: A for the gradient, B for the curvature, C for the search."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,18 +12,18 @@ from krylov_descent.optimizers.ksd.ksd_state import KSDState
 
 
 class StepSets:
-    """A as it was given to a step, and B and C as they were given or are drawn from it.
+    """The set A of a step, and B and C, which the user gave or which are drawn from A.
 
     Args:
-        optimizer: whose step it is.
+        optimizer: that makes the step.
         data: the set A.
         curvature_data: the set B; None to draw it.
         objective_data: the set C; None to draw it.
 
     Attributes:
         drawn: whether both B and C are drawn.
-        in_memory: whether A and B are the same when the step is made again.
-        indexed: whether A can be walked over again, on all ranks; known after `to_walk_over`.
+        in_memory: whether A and B would be the same if the step were repeated.
+        indexed: whether A can be iterated over again, on all ranks; known after `to_walk_over`.
     """
 
     def __init__(
@@ -41,30 +41,30 @@ class StepSets:
         return self._optimizer.objective.ranks
 
     def compare_data(self) -> None:
-        """Note whether the step has the data of the step before, and draws its sets from them."""
+        """Note whether the step draws B and C from the same data as the previous step."""
         optimizer, group = self._optimizer, self._optimizer.param_groups[0]
-        subset_growth.begin(group)  # a state that was loaded may be from sets that did not grow
+        subset_growth.begin(group)  # a state of a run with fixed sets lacks the entries
         samples = optimizer._samples(self._data)
         fingerprint = optimizer._last_data.fingerprint(samples, self._ranks)
         group[subset_growth.SAME_DATA] = self.drawn and subset_growth.same_data(group, fingerprint)
         group[subset_growth.FINGERPRINT] = fingerprint
 
     def to_walk_over(self) -> Samples:
-        """A; samples of a stream are kept on the way for B and C."""
+        """The set A. Iterating over a stream also samples B and C from it."""
         optimizer, ranks = self._optimizer, self._ranks
         samples = optimizer._samples(self._data)
         self.in_memory = isinstance(samples, InMemory) and self._given[0] is None
         self._shard = ranks.shard_if_known(len(samples) if samples.indexed else None)
         self.indexed = self._shard is not None
         if None in self._given and not self.indexed:
-            # Each rank draws keys of its own for the samples that flow by it.
+            # Each rank draws its own random keys for the samples of its stream.
             generator = optimizer._generator(ranks.rank)
             samples = Reservoir(samples, self._sizes(), generator, ranks)
         self._samples = samples
         return samples
 
     def draw(self) -> tuple[Samples, Samples]:
-        """B and C; from a stream once it is over."""
+        """The sets B and C. Those of a stream are known only after the stream has ended."""
         optimizer = self._optimizer
         curvature, objective = self._draw() if None in self._given else (Nothing(), Nothing())
         if self._given[0] is not None:
@@ -74,7 +74,7 @@ class StepSets:
         return curvature, objective
 
     def _draw(self) -> tuple[Samples, Samples]:
-        """Both, on the device of the parameters."""
+        """Draw B and C from A, and move them to the device of the parameters."""
         optimizer, samples = self._optimizer, self._samples
         sets: tuple[Samples, Samples] = (Nothing(), Nothing())
         if isinstance(samples, Reservoir):
@@ -87,7 +87,7 @@ class StepSets:
         return sets
 
     def _sizes(self) -> SubsetSizes:
-        """Of B and C at this step."""
+        """The sizes of B and C for this step."""
         wanted, group = self._optimizer.subset_sizes, self._optimizer.param_groups[0]
         sizes = replace(wanted, growth=escalation.set_growth(group))
         if not (wanted.grow and group[subset_growth.SAME_DATA]):

@@ -1,15 +1,15 @@
-"""Sets B and C that grow, `subset_size="auto"`.
+"""Sets B and C that grow during training: `subset_size="auto"`.
 
-A step is the best point of its subspace on C, so it is worth less on all the data. How much less
-is known without any further work: the next step finds the loss on A. Small sets are cheap, and
-early in training what they say of a step holds for all the data; when less than half of it does,
-they are doubled. (Byrd, Chin, Nocedal and Wu 2012 grow sets by the variance of gradients.)
+A step is the best point of its subspace on C, so its decrease on all the data is smaller. The next
+step computes the loss on A anyway, which tells how much smaller. Small sets are cheap, and early in
+training their decrease carries over to all the data. When less than half of it does, the sets are
+doubled. (Byrd, Chin, Nocedal and Wu 2012 grow sets by the variance of gradients.)
 
-The memory of that is five numbers in a parameter group, where checkpoints have them. Losses on
-other data than those of the step before say nothing of it, and are not compared. Data are known
-again by their numbers and not by their tensors, so that a resumed run knows them, too, on any
-number of ranks. What is not in memory may be other data each time, and larger than memory, so there
-the sets do not grow.
+The memory is five numbers in a parameter group, which checkpoints save. Losses are compared only if
+the data are those of the previous step. A fingerprint of the numbers, not the identity of the
+tensors, tells whether they are. So a resumed run recognises its data too, on any number of ranks.
+Data that are not in memory may change from step to step and be larger than memory, so the sets do
+not grow there.
 """
 
 import hashlib
@@ -27,34 +27,35 @@ from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.runtime.private import base_of, writes_of
 from krylov_descent.runtime.ranks import Ranks, Shard
 
-# Of what the last steps promised on C, so much must be seen on A.
+# The least fraction of the last steps' decrease on C that must be seen on A.
 WORTH = 0.5
-# By which older steps count less.
+# The discount factor of older steps.
 MEMORY = 0.7
-# Where only one of the sets grows, they are never seen to be everything.
+# Bounds the doublings: if only one set grows, the sets never become all of A.
 MOST_DOUBLINGS = 40
-# Parameters times samples: so many samples take a product on a CPU as long as what does not depend
-# on them (`product_by_samples` in results/trials/small_sets.json). On a GPU it is many more.
+# Parameters times samples at which the part of a CPU product that depends on the samples takes as
+# long as the rest (`product_by_samples` in results/trials/small_sets.json). On a GPU this number is
+# much larger.
 CPU_WORK = 25_000_000
-# By so many samples, or up to twice as many, data are known again.
+# The fingerprint reads this many samples, or up to twice as many.
 FINGERPRINT_SAMPLES = 16
-FINGERPRINT_BYTES = 6  # a whole number that float64 holds
+FINGERPRINT_BYTES = 6  # of a hash; float64 represents the integer exactly
 
 DOUBLINGS, EXPECTED, PROMISED = "set_doublings", "set_expected", "set_promised"
-SAME_DATA = "set_same_data"  # whether the last step had the data of the one before
-FINGERPRINT = "set_fingerprint"  # of the data of the last step; NaN where there is none
+SAME_DATA = "set_same_data"  # whether the last step had the data of the step before it
+FINGERPRINT = "set_fingerprint"  # of the last step's data; NaN if there is none
 ENTRIES = (DOUBLINGS, EXPECTED, PROMISED, SAME_DATA, FINGERPRINT)
 
 
 def least_samples(parameters: FlatParameters) -> int:
-    """With how many samples sets begin, if not with N/K: fewer for a large model on a CPU."""
+    """The smallest initial size of B and C: fewer samples for a large model on a CPU."""
     if parameters.device.type != "cpu":
         return LEAST_FIXED
     return min(LEAST_FIXED, max(LEAST_GROWING, CPU_WORK // parameters.numel))
 
 
 def begin(group: dict[str, Any]) -> None:
-    """Make the entries of a parameter group that has none."""
+    """Create missing entries in a parameter group."""
     group.setdefault(DOUBLINGS, 0)
     group.setdefault(EXPECTED, math.nan)
     group.setdefault(PROMISED, 0.0)
@@ -63,10 +64,10 @@ def begin(group: dict[str, Any]) -> None:
 
 
 def same_data(group: dict[str, Any], fingerprint: float) -> bool:
-    """Whether data with this fingerprint are those of the step before.
+    """Whether data with this fingerprint are those of the previous step.
 
-    Where that is not known, at the first step and after a state that is older than fingerprints,
-    it is as at the step before.
+    Without a previous fingerprint (at the first step, or after loading an older state) the previous
+    answer is kept.
     """
     if math.isnan(group[FINGERPRINT]):
         return bool(group[SAME_DATA]) and not math.isnan(fingerprint)
@@ -74,7 +75,7 @@ def same_data(group: dict[str, Any], fingerprint: float) -> bool:
 
 
 def learn(group: dict[str, Any], result: StepResult) -> None:
-    """What a step says of the steps before it, and of its own worth.
+    """Compare the loss on A with what the previous steps promised, and double the sets if needed.
 
     Args:
         group: with the entries, which are updated.
@@ -83,7 +84,7 @@ def learn(group: dict[str, Any], result: StepResult) -> None:
     if not group[SAME_DATA]:
         group[EXPECTED], group[PROMISED] = math.nan, 0.0
         return
-    # EXPECTED is what the loss on A would be without the last steps, the older ones discounted.
+    # EXPECTED is the loss on A without the last steps, with older steps discounted.
     seen = group[EXPECTED] - result.loss
     fruitless = result.status is Status.NO_DECREASE and result.reason != SCALED_AWAY
     too_small = fruitless or seen < WORTH * group[PROMISED]
@@ -97,26 +98,26 @@ def learn(group: dict[str, Any], result: StepResult) -> None:
 
 
 class LastData:
-    """The fingerprint of the data that the last step had, without holding on to them."""
+    """The fingerprint of the last step's data, cached without keeping the data alive."""
 
     def __init__(self) -> None:
         self._marks: list[_Mark] = []
         self._shard: Shard | None = None
-        self._own = 0  # what this rank's samples add to the fingerprint
+        self._own = 0  # this rank's term of the fingerprint
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(LastData())  # a copy will see other tensors
+        return vars(LastData())  # a copy has other tensors, so its cache is empty
 
     def fingerprint(self, samples: Samples, ranks: Ranks) -> float:
-        """Of the data of all ranks, however they are divided; the same number on every rank.
+        """The fingerprint of the data of all ranks, independent of how they are sharded.
 
-        NaN, which equals nothing, where those of a rank are not in memory. Of this rank's samples
-        it is not taken again, for which a GPU is waited for, if their tensors are the same
-        objects, or the same views of them, and have not been written to.
+        It is equal on all ranks. It is NaN, which equals nothing, if the data of a rank are not in
+        memory. Computing it waits for a GPU. So this rank's term is cached, as long as the tensors
+        are the same objects, or the same views of them, and were not written to.
 
         Args:
-            samples: this rank's.
-            ranks: two numbers from each are gathered.
+            samples: of this rank.
+            ranks: two numbers are gathered from each.
         """
         with ranks.phase("data"):
             held = samples.batch if isinstance(samples, InMemory) else None
@@ -137,10 +138,10 @@ class LastData:
 
 
 def _fingerprint(batch: Batch, shard: Shard) -> int:
-    """A sum over a few samples from all over the ranks' data, of which this rank adds its own.
+    """This rank's term of the fingerprint, which samples a few rows spread over all ranks' data.
 
-    Each adds a hash of its bits and of its place among all, so that the sum over ranks does not
-    depend on where the shards begin and end.
+    Each sample adds a hash of its bits and its global index, so the sum over ranks does not depend
+    on the shards.
     """
     every = max(1, shard.total // FINGERPRINT_SAMPLES)
     indices = shard.own(torch.arange(0, shard.total, every))
@@ -158,7 +159,7 @@ def _fingerprint(batch: Batch, shard: Shard) -> int:
 
 
 class _Mark:
-    """By what a tensor is known again."""
+    """Recognises a tensor that is the same object, or the same view, and was not written to."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._owner = weakref.ref(base_of(tensor))
@@ -169,6 +170,6 @@ class _Mark:
 
 
 def _part(tensor: Tensor) -> tuple[Any, ...]:
-    # Writes to an inference tensor are not counted: it is never known to be as it was.
+    # Writes to an inference tensor are not counted, so it never counts as unchanged.
     version = object() if tensor.is_inference() else writes_of(tensor)
     return tensor.shape, tensor.stride(), tensor.storage_offset(), version
