@@ -4,9 +4,8 @@ The backward pass of a convolution can be differentiated towards the input, the 
 cotangent. Torch's double backward always computes all three derivatives, as convolutions over whole
 batches, which no library is optimised for. A Gauss-Newton product asks for the derivative towards
 the cotangent alone, and took twice as long on a CPU with torch's double backward
-(`products_of_convolutions` in results/trials/kernels.json). Each of the three derivatives is a
-convolution, or one of the two transposed convolutions of an ordinary backward pass. Here they use
-the kernels of these.
+(`products_of_convolutions` in results/trials/kernels.json). Here each of the three derivatives is a
+convolution, or one of the two transposed convolutions of an ordinary backward pass.
 """
 
 from collections.abc import Sequence

@@ -143,8 +143,7 @@ def check_differences(
 
     Differences are taken over steps of many sizes. A long step may cross a kink, of which H knows
     nothing, and a short step gives nothing but rounding. Of all pairs of neighbouring step sizes,
-    the pair whose differences are closest is trusted. The distance of the pair is taken as its
-    error.
+    the pair whose differences are closest is trusted, with their distance as the error.
 
     Args:
         product: v → Hv.
