@@ -1,14 +1,14 @@
-"""Where the K + m vectors of the basis are kept, when beside the parameters there is no room.
+"""Storage of the K + m basis vectors if memory beside the parameters is short.
 
-The paper names the memory for K + 1 parameter vectors as the drawback of its method. Three ways
-out, which can be combined:
+The paper names the memory for K + 1 parameter vectors as the drawback of its method. There are
+three remedies, which can be combined:
 
-    over ranks     each of R ranks keeps the same slice of every vector: (K + m)·n/R numbers
+    over ranks     each of R ranks stores a slice of every vector: (K + m)·n/R numbers
     in bfloat16    half the memory of float32; products and sums stay in the parameters' dtype
-    on the host    in pinned memory, from where blocks are fetched while the last one is in use
+    on the host    in pinned memory; the next block is fetched while the last one is in use
 
-`StoredBasis` keeps rows and multiplies with them, block by block; `Alone`, `Replicated` and
-`Sharded` say which part of a vector this rank keeps and how inner products over parts become whole.
+`StoredBasis` stores rows and multiplies with them, block by block. `Alone`, `Replicated` and
+`Sharded` say which part of a vector this rank stores, and how inner products over parts are summed.
 """
 
 from collections.abc import Iterator
@@ -22,18 +22,18 @@ from krylov_descent.runtime.pinned_copies import PinnedCopies
 from krylov_descent.runtime.precision import forward_precision
 from krylov_descent.runtime.ranks import Ranks
 
-# A block that is converted or fetched at a time is a sixteenth of the rows, but no less than is
-# worth a copy, and no more numbers than this.
+# Rows are converted or fetched in blocks of a sixteenth of the columns. A block has at least
+# NARROWEST columns, so that it is worth a copy, and at most LARGEST_BLOCK numbers.
 LARGEST_BLOCK, PARTS, NARROWEST = 1 << 24, 16, 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How rows are kept.
+    """The dtype and device of stored rows.
 
     Attributes:
-        dtype: torch.bfloat16, or None for that of the vectors.
-        device: the CPU, or None for that of the vectors.
+        dtype: torch.bfloat16, or None for the dtype of the vectors.
+        device: the CPU, or None for the device of the vectors.
     """
 
     dtype: torch.dtype | None = None
@@ -41,14 +41,18 @@ class Storage:
 
     @property
     def is_plain(self) -> bool:
-        """Whether rows are kept as vectors are."""
+        """Whether rows have the dtype and device of the vectors."""
         return self.dtype is None and self.device is None
 
     @classmethod
     def checked(
         cls, dtype: torch.dtype | None, device: torch.device | str | None, like: Tensor
     ) -> "Storage":
-        """What the user asked for; what is no change for vectors like these counts as None."""
+        """The storage that the user asked for; a dtype or device that `like` has becomes None.
+
+        Raises:
+            ValueError: the dtype or device is not supported.
+        """
         if dtype not in (None, like.dtype, torch.bfloat16):
             raise ValueError(
                 f"`basis_dtype` must be torch.bfloat16, or None for that of the parameters "
@@ -65,7 +69,7 @@ class Storage:
 
 
 def _device_of(name: torch.device | str) -> torch.device | None:
-    """None where torch has no such device."""
+    """The device of this name; None if torch has no such device."""
     try:
         return torch.device(name)
     except RuntimeError:
@@ -73,34 +77,35 @@ def _device_of(name: torch.device | str) -> torch.device | None:
 
 
 class Placement(Protocol):
-    """Which part of a vector [n] this rank keeps, and how parts become whole."""
+    """Which part of a vector [n] this rank stores, and how parts become whole vectors."""
 
-    size: int  # of the part
+    size: int  # the length of the part
 
     def own(self, vector: Tensor) -> Tensor:
-        """The part of a vector [n] that is the same on all ranks; no copy."""
+        """This rank's part of a vector [n] that is the same on all ranks; a view."""
 
     def whole(self, part: Tensor) -> Tensor:
         """The vector [n] of which every rank has its part."""
 
     def total(self, vector: Tensor) -> Tensor:
-        """The part of the sum over ranks of vectors [n]; may overwrite the vector."""
+        """This rank's part of the sum over ranks of vectors [n]; may overwrite the vector."""
 
     def dots(self, numbers: Tensor) -> Tensor:
-        """Inner products over parts as those over whole vectors."""
+        """Inner products over whole vectors, from this rank's inner products over parts."""
 
     def settled(self, numbers: Tensor) -> Tensor:
-        """Numbers out of `dots` with every bit the same on all ranks."""
+        """Results of `dots`, made equal on all ranks to the last bit."""
 
     def to_project(self, vector: Tensor) -> Tensor:
-        """What to multiply the basis with; may overwrite the vector.
+        """The vector to multiply this rank's rows with; may overwrite the argument.
 
-        Over ranks the products add up to those with the sum over ranks of vectors [n].
+        Summed over ranks, these products are the products of V with the sum over ranks of vectors
+        [n].
         """
 
 
 class Alone:
-    """One process keeps whole vectors.
+    """One process, which stores whole vectors.
 
     Args:
         size: n.
@@ -110,35 +115,35 @@ class Alone:
         self.size = size
 
     def own(self, vector: Tensor) -> Tensor:
-        """The vector."""
+        """The vector itself."""
         return vector
 
     def whole(self, part: Tensor) -> Tensor:
-        """The vector."""
+        """The vector itself."""
         return part
 
     def total(self, vector: Tensor) -> Tensor:
-        """The vector."""
+        """The vector itself."""
         return vector
 
     def dots(self, numbers: Tensor) -> Tensor:
-        """As they are."""
+        """The numbers, unchanged."""
         return numbers
 
     def settled(self, numbers: Tensor) -> Tensor:
-        """As they are."""
+        """The numbers, unchanged."""
         return numbers
 
     def to_project(self, vector: Tensor) -> Tensor:
-        """The vector: each process projects its own."""
+        """The vector itself: each process projects its own vector."""
         return vector
 
 
 class Replicated(Alone):
-    """Every rank keeps whole vectors.
+    """Every rank stores whole vectors.
 
     Args:
-        ranks: that hold the same vectors.
+        ranks: the ranks, which store the same vectors.
         size: n.
     """
 
@@ -151,15 +156,15 @@ class Replicated(Alone):
         return self._ranks.sum_vector(vector)
 
     def settled(self, numbers: Tensor) -> Tensor:
-        """Rank 0's."""
+        """The numbers of rank 0."""
         return self._ranks.agreed(numbers)
 
 
 class Sharded:
-    """Every rank keeps the same slice of each vector.
+    """Every rank stores its own slice of each vector.
 
     Args:
-        ranks: R of them.
+        ranks: the R ranks.
         size: n.
     """
 
@@ -169,7 +174,7 @@ class Sharded:
         self.size = self.part.stop - self.part.start
 
     def own(self, vector: Tensor) -> Tensor:
-        """The slice."""
+        """This rank's slice of the vector."""
         return vector[self.part]
 
     def whole(self, part: Tensor) -> Tensor:
@@ -181,36 +186,36 @@ class Sharded:
         return self._ranks.sum_to_slices(vector)
 
     def dots(self, numbers: Tensor) -> Tensor:
-        """Summed over ranks."""
+        """The numbers, summed over ranks."""
         return self._ranks.sum_vector(numbers)
 
     def settled(self, numbers: Tensor) -> Tensor:
-        """As they are: a sum over ranks has the same bits on all."""
+        """The numbers, unchanged: a sum over ranks has the same bits on all ranks."""
         return numbers
 
     def to_project(self, vector: Tensor) -> Tensor:
-        """The slice of the sum: each rank projects its slice. One reduce-scatter of n numbers."""
+        """This rank's slice of the sum over ranks. One reduce-scatter of n numbers."""
         return self.total(vector)
 
 
 class StoredBasis:
-    """Rows [slots, m], kept as a storage says and multiplied with in another dtype and place.
+    """Rows [slots, m], stored in one dtype and place, and multiplied in another.
 
     Args:
-        slots: how many rows there may be.
-        size: m, of each of them.
-        like: a vector of the dtype and device that products are made in.
-        storage: how rows are kept.
+        slots: the most rows.
+        size: m, the length of a row.
+        like: a vector of the dtype and device in which products are computed.
+        storage: the dtype and device of stored rows.
 
     Attributes:
-        stored: the rows as they are kept.
+        stored: the rows as they are stored.
         count: how many rows there are.
-        plain: whether they are kept as vectors are.
-        dtype: of the vectors that it takes and gives.
-        device: of them.
+        plain: whether rows are stored in the dtype and on the device of `like`.
+        dtype: the dtype of arguments and results.
+        device: the device of arguments and results.
 
-    Memory: slots · m numbers as stored, and where they are stored otherwise than `like`, up to
-    three blocks of a sixteenth of them, of 2²⁴ numbers at most.
+    Memory: slots · m numbers as stored. If rows are not plain, there are up to three blocks in
+    addition, each a sixteenth of the rows and at most 2²⁴ numbers.
     """
 
     def __init__(self, slots: int, size: int, like: Tensor, storage: Storage) -> None:
@@ -230,14 +235,14 @@ class StoredBasis:
 
     @classmethod
     def at(cls, room: Tensor) -> "StoredBasis":
-        """Rows that are kept plainly in a tensor [slots, m]; what it holds is there until `put`."""
+        """A plain basis in an existing tensor [slots, m], whose content stays until `put`."""
         basis = cls(0, room.shape[1], room, Storage())
         basis.stored, basis.count = room, len(room)
         return basis
 
     @property
     def rounded(self) -> bool:
-        """Whether rows are kept less exactly than vectors come."""
+        """Whether rows are stored in another dtype than the vectors, and so rounded."""
         return self.stored.dtype != self.dtype
 
     @property
@@ -246,7 +251,7 @@ class StoredBasis:
         return torch.finfo(self.stored.dtype).eps
 
     def put(self, k: int, vector: Tensor, scale: Tensor | None = None) -> None:
-        """Keep a vector [m] as row k; or a multiple of it."""
+        """Store a vector [m] as row k, times a scale if there is one."""
         if self.plain and scale is not None:
             torch.mul(vector, scale, out=self.stored[k])
             return
@@ -258,19 +263,19 @@ class StoredBasis:
             self._copies.send(vector, self.stored[k])
 
     def get(self, k: int) -> Tensor:
-        """Row k as a vector [m] to read."""
+        """Row k as a vector [m], to be read only."""
         if self._copies is None:
             return self.stored[k].to(self.device, self.dtype)
         return self._use(self._fetch(slice(k, k + 1), slice(None)))[0]
 
     def move(self, source: int, target: int) -> None:
-        """Copy a row to another place."""
+        """Copy one row over another."""
         if self._copies is not None:
             self._copies.wait()
         self.stored[target].copy_(self.stored[source])
 
     def cut(self, rows: int) -> None:
-        """Only the first rows count from now on."""
+        """Drop all but the first rows."""
         self.count = rows
 
     def times(self, rows: slice, vector: Tensor) -> Tensor:
@@ -283,7 +288,7 @@ class StoredBasis:
         return total
 
     def combine(self, rows: slice, coefficients: Tensor) -> Tensor:
-        """Σ c_k row k over some rows as a new vector [m]."""
+        """Σ c_k row k over some rows, as a new vector [m]."""
         if self.plain:
             return self.stored[rows].t() @ coefficients
         result = coefficients.new_empty(self.stored.shape[1])
@@ -292,16 +297,16 @@ class StoredBasis:
         return result
 
     def subtracted(self, vector: Tensor, rows: slice, coefficients: Tensor) -> Tensor:
-        """The vector [m] less what `combine` gives; overwrites it."""
+        """The vector [m] minus `combine(rows, coefficients)`; overwrites the vector."""
         if self.plain:
             return vector.addmv_(self.stored[rows].t(), coefficients, alpha=-1)
         return vector.sub_(self.combine(rows, coefficients))
 
     def gram(self) -> Tensor:
-        """The inner products of all rows with one another [count, count]; the upper may be zero.
+        """The inner products of all rows [count, count]; the upper triangle may be zero.
 
-        One reading of the rows, in the precision of forward passes. On a CPU, where a product of
-        matrices would hold a copy of them, one row after another.
+        Reads the rows once, in the precision of forward passes. On a CPU a matrix product would
+        copy plain rows, so they are multiplied one after another.
         """
         rows = slice(0, self.count)
         if self.plain and self.stored.is_cuda:
@@ -318,9 +323,9 @@ class StoredBasis:
         return found
 
     def _blocks(self, rows: slice) -> Iterator[tuple[slice, Tensor]]:
-        """Columns of some rows where and as they are multiplied with.
+        """Blocks of columns of some rows, in the dtype and on the device of products.
 
-        From the host the next block is on its way while the last one is in use.
+        If rows are on the host, the next block is fetched while the last one is in use.
         """
         size, count = self.stored.shape[1], rows.stop - rows.start
         width = min(LARGEST_BLOCK // max(1, count), max(NARROWEST, size // PARTS))
@@ -337,7 +342,7 @@ class StoredBasis:
         return block if self._copies is None else self._copies.fetch(block)
 
     def _use(self, fetched: Tensor) -> Tensor:
-        """What was fetched, in the dtype that products are made in."""
+        """A fetched block, in the dtype of products."""
         if self._copies is not None:
             fetched = self._copies.arrived(fetched)
         return fetched.to(self.dtype)

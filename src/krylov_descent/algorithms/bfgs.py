@@ -1,16 +1,16 @@
 """Dense BFGS for a few dozen variables, the inner minimiser of KSD (the paper's Algorithm 3).
 
-The coordinates in which KSD poses its inner problem make the Hessian roughly the identity (the
-paper's Algorithm 2 ends with a Cholesky factor for just this), so the inverse Hessian starts as
-the identity and the first step tried is 1.
+In the coordinates of KSD's inner problem the Hessian is roughly the identity (the Cholesky factor
+at the end of the paper's Algorithm 2 serves this purpose). So the inverse Hessian starts as the
+identity, and the first step tried is 1.
 
 Values carry noise, and a large constant may hide the progress that matters (the cross-entropy of
 grey pixels does not go to zero). So there is no relative tolerance: the search ends when the
 decrease that the quadratic model predicts, ½ gᵀHg, is below the noise of a value.
 
-Where a line search fails, there is a kink, as ReLU nets have them. The search goes on along the
-shortest vector in the hull of the gradients on both sides (see `bundle`), with more of them if that
-fails, too, until it predicts nothing beyond the noise.
+Where a line search fails, there is a kink, as in ReLU nets. The search continues along the shortest
+vector in the convex hull of the gradients on both sides (see `bundle`). If that fails, too, more
+gradients join, until the predicted decrease is below the noise.
 """
 
 import math
@@ -26,12 +26,12 @@ from krylov_descent.algorithms.bundle import shortest_in_hull
 from krylov_descent.algorithms.inverse_hessian import InverseHessian
 from krylov_descent.algorithms.line_search import LineSearchResult, Trial, WolfeSearch
 
-# Of few numbers: NumPy's operations on them take a fifth of torch's time, and a GPU waits for them.
-# For the same reason products are written with `dot`, which takes half the time of `@`.
+# A NumPy array, because on a few numbers NumPy takes a fifth of torch's time, while a GPU waits.
+# Products are written with `dot`, which takes half the time of `@`.
 Vector = NDArray[np.float64]
 
 EPSILON = sys.float_info.epsilon
-# Of a bundle at a kink.
+# The most gradients of a bundle at a kink.
 MOST_GRADIENTS = 12
 
 
@@ -47,38 +47,41 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BFGSResult:
-    """The best point seen, and what it took to find it."""
+    """The best point seen, and the cost of finding it."""
 
     point: Vector  # [m]
     value: float
     gradient: Vector  # [m]
     iterations: int  # line searches made
-    evaluations: int  # of the function, beside that of the start
+    evaluations: int  # of the function, without that at the start
     reason: StopReason
 
 
 class BFGS:
     """A minimiser of a smooth function of a few dozen variables.
 
-    It asks for value and gradient at `point` and goes on when `tell` is called with them (see
-    `minimizer`). It keeps the arrays it is given and gives, which must not be changed.
+    It asks for the value and gradient at `point` and continues when `tell` is called with them (see
+    `minimizer`). It keeps the arrays that it receives and returns; they must not be changed.
 
     Args:
-        start: where to begin, [m].
-        value: at ``start``.
-        gradient: there, [m].
+        start: the first point [m].
+        value: the value at ``start``.
+        gradient: the gradient at ``start`` [m].
         max_iterations: the most line searches to make (the paper: at most 30).
-        noise: standard deviation of the absolute error of one value. With 0 the search goes on
-            to the limits of float64.
+        noise: standard deviation of the absolute error of one value. With 0 the search goes on to
+            the limits of float64.
 
     Attributes:
-        point: the point asked for, [m]; after the end, that of the result.
-        result: the best point seen; None while points are asked for.
+        point: the point to evaluate [m]; after the end, the point of the result.
+        result: the best point seen; None until the end.
 
     Cost beside the evaluations: O(m²) operations an iteration and one m × m matrix.
+
+    Raises:
+        ValueError: an argument has a wrong shape, dtype or range.
     """
 
-    # What is not finite is looked for and found: no reason for NumPy to warn.
+    # NumPy need not warn of numbers that are not finite: the code checks for them.
     @np.errstate(over="ignore", invalid="ignore")
     def __init__(
         self,
@@ -95,7 +98,7 @@ class BFGS:
         self.point = start
         self.result: BFGSResult | None = None
         self.current = self.best = Iterate(start, value, gradient)
-        self.lowest = value  # of all seen; the best point may lie above it by the noise
+        self.lowest = value  # value seen; that of the best point may be higher by the noise
         self.last_decrease = math.inf
         self.inverse_hessian = InverseHessian(len(start))
         # Gradients around the current point, where line searches failed.
@@ -107,9 +110,9 @@ class BFGS:
 
     @np.errstate(over="ignore", invalid="ignore")
     def tell(self, value: float, gradient: Vector) -> None:
-        """Take value and gradient [m] at `point` and go on to the next point, or to the result.
+        """Take the value and gradient [m] at `point`, and continue to the next point or the result.
 
-        Infinity or NaN in either says that the point is too far.
+        Infinity or NaN in either means that the point is too far.
 
         Raises:
             RuntimeError: there is a result already.
@@ -129,7 +132,7 @@ class BFGS:
             self._end_search(search.result)
 
     def _begin_search(self) -> None:
-        """Begin a line search along a new direction, or finish where there is nothing to gain."""
+        """Begin a line search along a new direction, or finish if there is nothing to gain."""
         gradient = self.current.gradient
         if self.bundle:
             direction = -shortest_in_hull(np.stack([gradient, *self.bundle]))
@@ -150,7 +153,7 @@ class BFGS:
             self.search = WolfeSearch(
                 Trial(0.0, self.current.value, slope, gradient),
                 first_step=_first_step(self.last_decrease, predicted_decrease),
-                # No value is more exact than float64 can write it, whatever the noise.
+                # A value has at least the rounding of float64.
                 noise=max(self.noise, EPSILON * abs(self.current.value)),
                 weak=True,
             )
@@ -165,10 +168,10 @@ class BFGS:
         self.point = self.current.point + self.search.step * self.direction
 
     def _end_search(self, found: LineSearchResult) -> None:
-        """Move to where the line search led, learn from it, and begin the next one."""
+        """Move to the point that the line search found, learn from it, and search again."""
         self.iterations += 1
         previous, slope, value_error = self.current, self.search.start.slope, self.search.noise
-        if found.accepted is not None:  # the last trial, at the point asked for
+        if found.accepted is not None:  # the last trial, at `point`
             current = Iterate(self.point, found.accepted.value, found.accepted.gradient)
         else:
             current = previous.moved(self.direction, found.best)
@@ -180,7 +183,8 @@ class BFGS:
             self.best = previous.moved(self.direction, found.best)
 
         if found.accepted is not None:
-            # By the slopes, which are more exact than the values, unless there is a kink between.
+            # From the slopes, which are more exact than the values unless there is a kink between
+            # them.
             by_slopes = -found.accepted.step * (slope + found.accepted.slope) / 2
             self.last_decrease = by_slopes if by_slopes > 0 else previous.value - current.value
             self.inverse_hessian.update(
@@ -196,14 +200,14 @@ class BFGS:
             self._finish(StopReason.NO_DECREASE)
 
     def _widen_bundle(self, beyond: Trial | None, *, moved: bool) -> bool:
-        """Add the gradient behind a kink to the bundle; False where there is no more to try."""
+        """Add the gradient behind a kink to the bundle; False if there is nothing left to try."""
         if moved:
             self.bundle.clear()
         if beyond is not None and len(self.bundle) < MOST_GRADIENTS:
             self.bundle.append(beyond.gradient)
         elif self.inverse_hessian.is_identity:
             return False
-        else:  # along the gradient
+        else:  # the next search follows the gradient
             self.bundle.clear()
         self.inverse_hessian.reset()
         return True
@@ -214,10 +218,10 @@ class BFGS:
 
 
 def _first_step(last_decrease: float, predicted_decrease: float) -> float:
-    """The natural step of 1, or less if its prediction goes beyond what the last step achieved.
+    """The natural step of 1, or less if the model predicts more than the last step achieved.
 
-    A model that predicts more than that has directions in it that were never tried (Nocedal &
-    Wright, 2006, section 3.5). The search would shrink the step at the cost of an evaluation.
+    A model that predicts more contains directions that were never tried (Nocedal & Wright, 2006,
+    section 3.5). The line search would have to shrink the step, at the cost of an evaluation.
     """
     return min(1.0, 1.01 * last_decrease / predicted_decrease) or 1.0  # 0 is an underflow
 

@@ -1,16 +1,16 @@
 """A direction of descent at a kink: the shortest vector in the hull of the gradients around it.
 
-Beside a kink, as ReLU nets have them, a function climbs after a tiny step along the direction that
-its gradient suggests, because the gradient knows one side only. Let p be the shortest vector in the
-convex hull of the gradients gᵢ from both sides. Then gᵢᵀp ≥ ‖p‖² for all of them, so −p descends on
-every side (Lemaréchal 1975; Wolfe 1975). Where p is zero the point is stationary.
+Beside a kink, as ReLU nets have them, a function climbs after a tiny step against its gradient,
+because the gradient describes one side of the kink only. Let p be the shortest vector in the convex
+hull of the gradients gᵢ from both sides. Then gᵢᵀp ≥ ‖p‖² for all i, so −p descends on every side
+(Lemaréchal 1975; Wolfe 1975). If p is zero, the point is stationary.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-# Of a gain, relative to the scale of the problem: below this a vector does not shorten p any more.
+# A vector with a smaller gain, relative to the scale of the problem, does not shorten p any more.
 TOLERANCE = 1e-14
 
 
@@ -21,7 +21,7 @@ def shortest_in_hull(vectors: Array) -> Array:
 
 
 def hull_weights_from(products: Array) -> Array:
-    """The weights λ [m] for vectors of which only the inner products GGᵀ [m, m] are known."""
+    """The weights λ [m] of `hull_weights`, from the inner products GGᵀ [m, m] alone."""
     squares, axes = np.linalg.eigh(products)
     return hull_weights(axes * np.sqrt(np.maximum(squares, 0.0)))
 
@@ -36,8 +36,8 @@ def hull_weights(vectors: Array) -> Array:
         λ [m], with λ ≥ 0 and Σλ = 1.
 
     Minimising ‖Gᵀλ‖² + (Σλ − 1)² over λ ≥ 0 gives a multiple of these λ: with λ = tμ and Σμ = 1 the
-    best t leaves ‖Gᵀμ‖² / (1 + ‖Gᵀμ‖²), which grows with ‖Gᵀμ‖. That is a least-squares problem
-    with λ ≥ 0, solved by Lawson and Hanson's active sets. Cost: m solutions of size m or so.
+    best t leaves ‖Gᵀμ‖² / (1 + ‖Gᵀμ‖²), which grows with ‖Gᵀμ‖. This least-squares problem with λ ≥
+    0 is solved by Lawson and Hanson's active-set method. Cost: about m solutions of size m.
     """
     scale = float(np.abs(vectors).max())
     if scale == 0:
@@ -61,14 +61,14 @@ def hull_weights(vectors: Array) -> Array:
 def _least_squares(
     matrix: Array, target: Array, weights: Array, active: NDArray[np.bool_]
 ) -> Array:
-    """The best non-negative weights on the way from some to those of an active set."""
+    """The least-squares weights of an active set, from which negative weights are removed."""
     while True:
         wanted = np.zeros_like(weights)
         wanted[active] = np.linalg.lstsq(matrix[:, active], target, rcond=None)[0]
         negative = active & (wanted <= 0)
         if not negative.any():
             return wanted
-        # As far as all stay positive; the first one that would not leaves the set.
+        # Move until the first weight becomes zero. This weight leaves the active set.
         parts = weights[negative] / (weights[negative] - wanted[negative])
         weights = weights + parts.min() * (wanted - weights)
         weights[np.flatnonzero(negative)[parts.argmin()]] = 0.0

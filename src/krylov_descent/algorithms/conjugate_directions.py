@@ -1,8 +1,8 @@
 """Nonlinear conjugate gradients for many variables (Nocedal & Wright 2006, Section 5.2).
 
-Directions are d = -g + βd_prev, and a line search for the strong Wolfe conditions says how far to
-go along each. On a quadratic with exact line searches they are the conjugate directions of linear
-CG; elsewhere they have to begin anew from the gradient now and then.
+Directions are d = -g + βd_prev. A line search for the strong Wolfe conditions finds the step along
+each direction. On a quadratic with exact line searches the directions are those of linear CG. On
+other functions the method has to restart from the gradient now and then.
 """
 
 import math
@@ -20,12 +20,12 @@ from krylov_descent.algorithms.line_search import LineSearchResult, Trial, Wolfe
 
 Formula = Literal["polak-ribiere", "hestenes-stiefel"]
 Agreed = Callable[[float], float]
-"""From a number that vectors gave to the one to go on with: of several processes, one's."""
+"""A number computed from vectors → the number to use; all processes get that of one process."""
 
-# A direction must descend at least by this part of what the gradient would (the condition of
-# Gilbert & Nocedal 1992 for convergence), else it is dropped for the gradient.
+# A direction must have at least this fraction of the slope along the gradient (the condition of
+# Gilbert & Nocedal 1992 for convergence). Otherwise the gradient is used.
 LEAST_DESCENT = 0.01
-# Of a bundle at a kink.
+# The most gradients of a bundle at a kink.
 MOST_GRADIENTS = 6
 
 
@@ -39,23 +39,23 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What an iteration hands to the next."""
+    """The state that an iteration hands to the next."""
 
     direction: Tensor  # d_prev [n]
     gradient: Tensor  # g_prev [n]
-    promised: float  # slope times step of the last line search: negative, gives the next its scale
-    count: int  # directions since the last restart; 0 says that one is due
+    promised: float  # slope times step of the last line search, negative; scales the next step
+    count: int  # directions since the last restart; 0 if a restart is due
 
 
 @dataclass(frozen=True, slots=True)
 class NonlinearCGResult:
-    """Where the iterations led, and what they took."""
+    """Where the iterations led, and their cost."""
 
     point: Tensor  # [n]
     value: float
     memory: Memory | None
     iterations: int  # line searches made
-    evaluations: int  # of the function, beside that of the start
+    evaluations: int  # of the function, without that at the start
     reason: StopReason
 
 
@@ -64,32 +64,32 @@ def _own(number: float) -> float:
 
 
 class ConjugateDirections:
-    """A minimiser that goes on with conjugate gradients for some iterations.
+    """A minimiser that makes some iterations of nonlinear conjugate gradients.
 
-    It asks for value and gradient at `point` and goes on when `tell` is called with them (see
-    `minimizer`). It keeps the tensors it is given, which must not be changed.
+    It asks for the value and gradient at `point` and continues when `tell` is called with them (see
+    `minimizer`). It keeps the tensors that it receives; they must not be changed.
 
     Args:
-        start: where to begin [n].
-        value: there, finite.
-        gradient: there [n], finite.
-        formula: of β; see `conjugacy`.
-        memory: of the iterations before, where there were any.
+        start: the first point [n].
+        value: the value at the start, finite.
+        gradient: the gradient at the start [n], finite.
+        formula: the formula for β; see `conjugacy`.
+        memory: the state after earlier iterations, if there were any.
         max_iterations: the most line searches to make.
-        slope_tolerance: the part of the first slope that a line search may leave over.
+        slope_tolerance: the fraction of the first slope that a line search may leave.
         noise: standard deviation of the absolute error of one value.
-        agreed: called with each number that decisions follow from, besides the values; where
-            several processes run the same iterations it returns that of one of them.
+        agreed: called with each number, other than the values, on which decisions depend. If
+            several processes run the same iterations, it returns the number of one process.
 
     Attributes:
-        result: where the iterations led; None while points are asked for.
+        result: where the iterations led; None until the end.
 
-    It restarts from the gradient where β is zero, where the direction hardly descends, after n
-    directions, and where a line search failed. Where one along the gradient fails, there is a kink,
-    and it goes on along the shortest vector of a bundle of gradients (see `bundle`).
+    The method restarts from the gradient if β is zero, if the direction hardly descends, after n
+    directions, and if a line search failed. If a line search along the gradient fails, there is a
+    kink. Then the method follows the shortest vector of a bundle of gradients (see `bundle`).
 
-    Memory: 9 vectors [n] with the point asked for and its gradient, and as many more as a bundle
-    has, at kinks.
+    Memory: 9 vectors [n] with `point` and its gradient. At kinks, the gradients of a bundle in
+    addition.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ConjugateDirections:
         self.agreed = agreed
         self.iterations = self.evaluations = 0
         self.result: NonlinearCGResult | None = None
-        self.base, self.value, self.gradient = start, value, gradient  # where a line search begins
+        self.base, self.value, self.gradient = start, value, gradient  # of the line search
         self.memory = memory
         # Gradients around the base, where line searches failed.
         self.bundle: list[Tensor] = []
@@ -122,18 +122,18 @@ class ConjugateDirections:
 
     @property
     def point(self) -> Tensor:
-        """The point asked for [n]; after the end, that of the result.
+        """The point to evaluate [n]; after the end, the point of the result.
 
-        Computed at each reading, so that it takes no memory between an evaluation and the next.
+        Computed at each reading, so that it takes no memory between two evaluations.
         """
         if self.result is not None:
             return self.result.point
         return self.base + self.search.step * self.direction
 
     def tell(self, value: float, gradient: Tensor) -> None:
-        """Take value and gradient [n] at `point` and go on to the next point, or to the result.
+        """Take the value and gradient [n] at `point`, and continue to the next point or the result.
 
-        Infinity or NaN in either says that the point is too far.
+        Infinity or NaN in either means that the point is too far.
 
         Raises:
             RuntimeError: there is a result already.
@@ -153,7 +153,7 @@ class ConjugateDirections:
                 self._begin_search()
 
     def _begin_search(self) -> None:
-        """Begin a line search along a new direction, or finish where there is nothing to gain."""
+        """Begin a line search along a new direction, or finish if there is nothing to gain."""
         if self.iterations >= self.max_iterations:
             self._finish(StopReason.ITERATION_LIMIT)
             return
@@ -180,7 +180,7 @@ class ConjugateDirections:
         )
 
     def _end_search(self, found: LineSearchResult) -> None:
-        """Move to where the line search led, or note for the next one that it led nowhere."""
+        """Move to the point that the line search found, or plan another direction if it failed."""
         self.iterations += 1
         memory, trial = self.memory, found.accepted or found.best
         if trial.step == 0:
@@ -207,10 +207,10 @@ class ConjugateDirections:
 
 
 def conjugacy(formula: Formula, gradient: Tensor, memory: Memory, agreed: Agreed = _own) -> float:
-    """β, with y = g - g_prev; 0, which is a restart, where it is not defined.
+    """β, with y = g - g_prev; 0, which is a restart, if the formula is not defined.
 
-    Polak and Ribière's with a plus is max(0, gᵀy / ‖g_prev‖²), Hestenes and Stiefel's is
-    gᵀy / d_prevᵀy.
+    Polak and Ribière's β with a plus is max(0, gᵀy / ‖g_prev‖²). Hestenes and Stiefel's β is gᵀy /
+    d_prevᵀy.
     """
     change = gradient - memory.gradient
     numerator = agreed(float(gradient @ change))
@@ -219,15 +219,15 @@ def conjugacy(formula: Formula, gradient: Tensor, memory: Memory, agreed: Agreed
         denominator = agreed(float(memory.gradient @ memory.gradient))
     else:
         denominator = agreed(float(memory.direction @ change))
-    # A square may underflow to 0. The Wolfe conditions make the other one positive; after a change
-    # of the data they say nothing.
+    # ‖g_prev‖² may underflow to 0. The Wolfe conditions make d_prevᵀy positive, unless the data
+    # changed.
     return numerator / denominator if denominator > 0 else 0.0
 
 
 def first_step(
     slope: float, gradient: Tensor, memory: Memory | None, agreed: Agreed = _own
 ) -> float:
-    """The first step to try: one that promises as much as the last one; at first, of length 1."""
+    """The first step to try: one that promises as much as the last step, or one of length 1."""
     step = memory.promised / slope if memory is not None else 0.0
     return step if 0 < step < math.inf else 1 / agreed(float(gradient.norm()))
 
@@ -235,7 +235,7 @@ def first_step(
 def _next_direction(
     formula: Formula, gradient: Tensor, steepest: float, memory: Memory | None, agreed: Agreed
 ) -> tuple[Tensor, float, bool]:
-    """d [n], its slope, and whether it is a conjugate direction or a restart.
+    """The direction d [n], its slope, and whether d is conjugate (False: a restart).
 
     `steepest` is the slope along -g.
     """

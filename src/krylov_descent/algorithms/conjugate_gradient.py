@@ -1,13 +1,13 @@
 """Conjugate gradients with the stopping rule and the iterates of Martens (2010), for Hessian-Free.
 
-Minimises a quadratic that is known through products v → Av only,
+Minimises a quadratic that is known only through products v → Av,
 
     φ(x) = ½ xᵀAx + gᵀx,        so it solves Ax = -g,
 
-preconditioned with any M ≈ A that is cheap to divide by. It is not run to the solution: an
-iteration that no longer adds much to the decrease of φ is not worth its product. And since φ is
-only a model of the objective, whose best point may come long before the best point of φ, iterates
-from all along the way are handed back.
+preconditioned with any M ≈ A that is cheap to invert. CG does not run to the solution: an iteration
+that hardly adds to the decrease of φ is not worth its product. φ is only a model of the objective.
+The best iterate for the objective may come long before the best one for φ, so iterates from the
+whole run are returned.
 """
 
 import math
@@ -20,9 +20,9 @@ from torch import Tensor
 
 VectorMap = Callable[[Tensor], Tensor]
 
-# The progress is measured over this part of the iterations so far, but at least so many of them.
+# Progress is measured over the last 1/GAP_DIVISOR of the iterations, but at least SMALLEST_GAP.
 GAP_DIVISOR, SMALLEST_GAP = 10, 10
-# The first iterate that is kept, and how much further along the next one lies.
+# The first iterate that is kept, and the ratio of each kept iterate to the one before.
 GRID_START, GRID_GROWTH = 5.0, 1.3
 
 
@@ -38,7 +38,7 @@ class CGStop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CGIterate:
-    """A point on the way."""
+    """An iterate."""
 
     iteration: int
     point: Tensor  # x [n]
@@ -47,14 +47,17 @@ class CGIterate:
 
 @dataclass(frozen=True, slots=True)
 class CGResult:
-    """The iterates on the grid and the last one, in order; at least one, all of them finite."""
+    """The kept iterates in order, at least one. The last one is where CG ended.
+
+    All of them are finite, unless φ is not finite at the start.
+    """
 
     iterates: tuple[CGIterate, ...]
     stop: CGStop
 
     @property
     def last(self) -> CGIterate:
-        """Where CG ended; the start itself if it made no iteration."""
+        """Where CG ended; the start itself if CG made no iteration."""
         return self.iterates[-1]
 
 
@@ -69,8 +72,9 @@ def iterate_grid() -> Iterator[int]:
 def has_stalled(values: Sequence[float], tolerance: float) -> bool:
     """Martens' stopping rule, given φ after iterations 1 … i.
 
-    With k = max(10, ⌈i/10⌉) it says stop when i > k, φᵢ < 0 and (φᵢ - φᵢ₋ₖ)/φᵢ < k·tolerance:
-    the last k iterations brought less than the tolerance each, relative to the whole decrease.
+    With k = max(10, ⌈i/10⌉), stop when i > k, φᵢ < 0 and (φᵢ - φᵢ₋ₖ)/φᵢ < k·tolerance. Then each of
+    the last k iterations brought less than the tolerance on average, relative to the whole
+    decrease.
     """
     i = len(values)
     k = max(SMALLEST_GAP, math.ceil(i / GAP_DIVISOR))
@@ -92,19 +96,23 @@ def conjugate_gradient(
     """Minimise φ(x) = ½ xᵀAx + gᵀx approximately.
 
     Args:
-        product: v → Av [n], symmetric. Where a direction has vᵀAv ≤ 0 the quadratic has no
-            minimum and CG stops at the iterate before.
+        product: v → Av [n], symmetric. If vᵀAv ≤ 0 for a direction v, the quadratic has no minimum,
+            and CG stops at the iterate before.
         gradient: g [n].
         solve: v → M⁻¹v [n], the preconditioner; symmetric positive definite.
-        start: x₀ [n]; zero where it is not given.
-        max_iterations: the cap.
-        tolerance: see `has_stalled`. With 0 only the cap, or the exact solution, stops CG.
-        agreed: called with each inner product and value [m], returns those to go on with: where
-            several processes run the same iterations, those of one of them.
+        start: x₀ [n]; zero if not given.
+        max_iterations: the most iterations.
+        tolerance: see `has_stalled`. With 0 only the iteration limit, or the exact solution, stops
+            CG.
+        agreed: called with inner products and values [m], returns the numbers to use. If several
+            processes run the same iterations, these are the numbers of one process.
 
-    Cost: one product and one M⁻¹ an iteration, one product more with a start; the host reads the
-    device once an iteration. Memory: 7 vectors [n] and one for each iterate that is kept, which
+    Cost: one product and one M⁻¹ an iteration, and one more product for a start. The host reads the
+    device once an iteration. Memory: 7 vectors [n] and one for each kept iterate, of which there
     are 16 after 250 iterations.
+
+    Raises:
+        ValueError: `max_iterations` or `tolerance` is out of range.
     """
     if max_iterations < 1:
         raise ValueError(f"`max_iterations` must be at least 1, found {max_iterations}")

@@ -1,6 +1,6 @@
-"""Which derivatives of a backward pass are asked for.
+"""Tells a custom autograd function which derivatives a backward pass computes.
 
-Autograd tells an operation only which of them could be.
+Autograd's `needs_input_grad` tells only which derivatives some backward pass could compute.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from krylov_descent.runtime.private import will_be_computed
 
 @dataclass(slots=True)
 class AskedDerivatives:
-    """Of backward passes through what some forward passes have computed.
+    """What is known of the backward passes through some forward passes.
 
     Attributes:
-        known: False while the forward passes go on, which may differentiate by themselves, in
-            any way that torch has: until then its own operations are to be used for that.
-        only_linear: the derivative along what backward passes are linear in, and no other, so that
-            nothing need be kept for others.
+        known: whether the forward passes are over. Until then a forward pass may itself
+            differentiate, in any way that torch offers, so torch's own operations must be used.
+        only_linear: whether backward passes are differentiated only along the cotangent, in which
+            they are linear. If so, nothing is saved for other derivatives.
     """
 
     known: bool = False
@@ -25,9 +25,10 @@ class AskedDerivatives:
 
 
 def is_asked_for(edge: tuple[Any, int]) -> bool:
-    """Whether the backward pass that is under way goes there; torch's own operations ask this, too.
+    """Whether the running backward pass goes to this edge of the graph.
 
-    `needs_input_grad` tells whether any could.
+    `needs_input_grad` tells only whether some backward pass could go there. Torch's own operations
+    ask the autograd engine in the same way.
     """
     node, _ = edge
     return node is not None and will_be_computed(node)

@@ -1,10 +1,11 @@
-"""Convolutions whose double backward computes what is asked for, by the kernels of a backward pass.
+"""Convolutions whose double backward computes only the derivatives that are asked for.
 
-Torch's derivative of a convolution's backward pass computes those towards input and weight with the
-one towards what comes back, asked for or not, as convolutions over whole batches, for which no
-library is made. A Gauss-Newton product asks for the last alone, and took twice as long on a CPU
-(`products_of_convolutions` in results/trials/kernels.json). Each of them is a convolution, or one
-of the two transposed ones that a backward pass has.
+The backward pass of a convolution can be differentiated towards the input, the weight and the
+cotangent. Torch's double backward always computes all three derivatives, as convolutions over whole
+batches, which no library is optimised for. A Gauss-Newton product asks for the derivative towards
+the cotangent alone, and took twice as long on a CPU with torch's double backward
+(`products_of_convolutions` in results/trials/kernels.json). Here each of the three derivatives is a
+convolution, or one of the two transposed convolutions of an ordinary backward pass.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,10 @@ def convolve(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """What torch's function of these arguments returns; None where padding has a name."""
+    """Convolve, with the arguments of `torch.conv2d` after `asked`, in one to three dimensions.
+
+    Returns None for padding that is given by name, and for an input without a batch dimension.
+    """
     dimensions = weight.dim() - 2
     if isinstance(padding, str) or input.dim() != weight.dim():
         return None
@@ -39,7 +43,7 @@ def convolve(
 
 
 def _each(dimensions: int, number: int | Sequence[int]) -> list[int]:
-    """One for each dimension; torch takes a single one for all of them."""
+    """One number for each spatial dimension; torch accepts a single number for all of them."""
     numbers = [number] if isinstance(number, int) else list(number)
     return numbers * dimensions if len(numbers) == 1 else numbers
 
@@ -75,7 +79,7 @@ class _Geometry:
 
 
 class _Convolved(torch.autograd.Function):
-    """A convolution whose backward pass is `_Transposed`, once the forward passes are over."""
+    """A convolution. Once the forward passes are over, its backward pass is `_Transposed`."""
 
     @staticmethod
     def forward(
@@ -103,13 +107,13 @@ class _Convolved(torch.autograd.Function):
 
 
 class _Transposed(torch.autograd.Function):
-    """δ → its parts for x, weight and bias; None for what is not asked for."""
+    """Backward pass: cotangent δ → gradients of x, weight and bias; None where `mask` is False."""
 
     @staticmethod
     def forward(
         ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, of: _Geometry, mask: list[bool]
     ) -> Any:
-        # Derivatives towards x and weight alone need it, and it takes as much room as x.
+        # Only derivatives towards x and weight need the cotangent, which takes as much memory as x.
         needed = any(ctx.needs_input_grad[1:3])
         ctx.save_for_backward(gradient if needed else None, x, weight)
         ctx.geometry, ctx.shape = of, gradient.shape

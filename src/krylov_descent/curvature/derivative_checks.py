@@ -1,14 +1,15 @@
-"""Are derivatives the whole of it? Some operations leave a part out and raise no error.
+"""Checks that derivatives are complete: some operations leave a part out and raise no error.
 
-- An operation whose backward pass cannot be differentiated (marked `once_differentiable`, or done
-  in NumPy): from Jv by double backward the paths through it are missing.
-- An operation whose backward pass can be differentiated along the incoming gradient, but has taken
-  what the forward pass saved out of the graph: Jv is whole, and a part of a Hessian is missing.
-- An operation whose forward derivative takes as constant what is not (torch's layer_norm does so
-  with mean and variance): in the gradient of a forward derivative a part is missing.
+- The backward pass of an operation cannot be differentiated, because it is marked
+  `once_differentiable` or computed in NumPy. Jv by double backward misses the paths through this
+  operation.
+- The backward pass of an operation can be differentiated along the cotangent, but has detached what
+  the forward pass saved. Jv is complete, but a part of a Hessian is missing.
+- The forward derivative of an operation treats as constant what is not constant (torch's layer_norm
+  does so with mean and variance). The gradient of a forward derivative misses a part.
 
-Each check costs a few backward passes over a few samples and is done once for a model. They compare
-to √ε of the arithmetic, which is far from its rounding and from what a missing part changes.
+Each check costs a few backward passes over a few samples and runs once for a model. The tolerance
+is √ε of the arithmetic. It is far above rounding and far below the effect of a missing part.
 """
 
 import math
@@ -26,11 +27,12 @@ Pieces = list[Tensor]
 # A direction → the product with it, or the derivative along it.
 Product = Callable[[Pieces], Sequence[Tensor | None]]
 
-# A difference of gradients may be off by so many times what those of two step sizes differ by.
+# The allowed error of a difference of gradients, as a multiple of the distance between the
+# differences for two neighbouring step sizes.
 DIFFERENCE_ERRORS = 4
-# Relative to the leaves, and of one step to the next.
+# The longest step relative to the leaves, and the ratio of each step to the next.
 LONGEST_STEP, STEP_RATIO = 1e-3, 8
-# Random directions in which a product and a difference are compared.
+# The number of random directions in which a product and a difference are compared.
 DIRECTIONS = 3
 
 
@@ -39,10 +41,10 @@ def check_double_backward(
 ) -> None:
     """Raise unless uᵀ(Jv) = (Jᵀu)ᵀv with Jv by double backward, J = ∂outputs/∂leaves.
 
-    Jᵀu is an ordinary backward pass, and right. v is Jᵀu with the part of each leaf divided by its
-    squared norm: every leaf adds one to the sum, however small its gradient is beside the others'.
-    Below √ε of the largest it fades out, because there it may be nothing but rounding (a bias
-    before a normalisation).
+    Jᵀu is an ordinary backward pass and taken to be right. v is Jᵀu with the part of each leaf
+    divided by its squared norm. So every leaf adds 1 to the inner product, however small its
+    gradient. A gradient below √ε of the largest counts for less, because it may be nothing but
+    rounding (of a bias before a normalisation, say).
 
     Raises:
         RuntimeError: a part of Jv is missing.
@@ -65,7 +67,7 @@ def check_double_backward(
         allow_unused=True,
         materialize_grads=True,
     )
-    # NaN passes: it is for the step to report.
+    # NaN passes: the step itself reports it.
     if abs(_dot(u, tangents) - expected) > math.sqrt(epsilon):
         raise RuntimeError(
             "the backward pass of an operation cannot itself be differentiated, because it is "
@@ -80,17 +82,17 @@ def check_along(
     faint: float,
     tolerance: float,
 ) -> None:
-    """Raise unless uᵀ(Jv) = (Jᵀu)ᵀv with Jv by another way than a backward pass.
+    """Raise unless uᵀ(Jv) = (Jᵀu)ᵀv, with Jv computed in another way than by a backward pass.
 
     Args:
-        outputs: in the graph of the leaves.
-        leaves: the parameters. The v for them is that of `check_double_backward`.
-        along: v → Jv, for all of the outputs.
-        faint: the part of the largest squared gradient at which a leaf begins to fade out.
-        tolerance: relative.
+        outputs: tensors in the graph of the leaves.
+        leaves: the parameters. v is chosen as in `check_double_backward`.
+        along: v → Jv, for all outputs.
+        faint: the fraction of the largest squared gradient below which a leaf counts for less.
+        tolerance: of the inner product, relative.
 
     Raises:
-        RuntimeError: the backward pass is not what belongs to this Jv.
+        RuntimeError: the backward pass is not the transpose of this Jv.
     """
     u = [
         a if z.requires_grad else torch.zeros_like(a)
@@ -116,7 +118,7 @@ def check_along(
 
 
 def check_symmetric(product: Product, leaves: Sequence[Tensor], epsilon: float) -> None:
-    """Raise unless uᵀHv = vᵀHu for random vectors, as it is for a Hessian.
+    """Raise unless uᵀHv = vᵀHu for random vectors u and v, which holds for every Hessian.
 
     Raises:
         RuntimeError: H is not symmetric, so a part of it is missing.
@@ -137,18 +139,18 @@ def check_differences(
     epsilon: float,
     operations: Sequence[str],
 ) -> None:
-    """Raise where Hv is far from a difference of gradients along v, in every random direction.
+    """Raise if Hv is far from a difference of gradients along v in every random direction v.
 
-    There are differences over steps of many sizes: a long one may have a kink between its ends, of
-    which H knows nothing, and a short one is nothing but rounding. Those of two neighbours that are
-    closest to each other are believed, and off by what they differ by.
+    Differences are taken over steps of many sizes. A long step may cross a kink, of which H knows
+    nothing, and a short step gives nothing but rounding. Of all pairs of neighbouring step sizes,
+    the pair whose differences are closest is trusted, with their distance as the error.
 
     Args:
         product: v → Hv.
-        difference: v and the size of a step, relative to the leaves → Hv.
-        leaves: what H is for.
-        epsilon: of the arithmetic.
-        operations: to name in the error.
+        difference: v and a step size relative to the leaves → Hv by a difference of gradients.
+        leaves: the tensors towards which H is the second derivative.
+        epsilon: machine epsilon of the arithmetic.
+        operations: names of operations for the error message.
 
     Raises:
         RuntimeError: a part of H is missing.
@@ -164,7 +166,7 @@ def check_differences(
             key=operator.itemgetter(0),
         )
         apart = min(_distance(Hv, far), _distance(Hv, near))
-        # NaN agrees: it is for the step to report.
+        # NaN counts as agreement: the step itself reports it.
         if not apart > DIFFERENCE_ERRORS * error + math.sqrt(epsilon) * math.sqrt(_dot(far, far)):
             return
     raise RuntimeError(
@@ -174,7 +176,7 @@ def check_differences(
 
 
 def foreign_operations(outputs: Sequence[Tensor]) -> list[str]:
-    """The operations in the graph of the outputs that are neither torch's nor the library's own."""
+    """Names of operations in the outputs' graph that are neither torch's nor this library's."""
     found: set[str] = set()
     seen: set[Any] = set()
     nodes: list[Any] = [z.grad_fn for z in outputs if z.grad_fn is not None]
@@ -194,7 +196,7 @@ def foreign_operations(outputs: Sequence[Tensor]) -> list[str]:
 
 
 def _named(outputs: Sequence[Tensor]) -> str:
-    """A hint at which operation it may be; empty where all of them are torch's own."""
+    """Names of foreign operations for an error message; empty if all operations are torch's own."""
     names = foreign_operations(outputs)
     return f" ({', '.join(names)})" if names else ""
 
@@ -202,10 +204,11 @@ def _named(outputs: Sequence[Tensor]) -> str:
 def _one_from_each(
     images: Sequence[Tensor | None], faint: float
 ) -> tuple[list[Tensor | None], float]:
-    """v for which (Jᵀu)ᵀv has a summand of 1 from each leaf, and the sum; see above."""
+    """The v of `check_double_backward`, and (Jᵀu)ᵀv, to which each leaf adds up to 1."""
     squares = [0.0 if image is None else _dot([image], [image]) for image in images]
     floor = faint * max(squares, default=0.0)
-    # In float64: in float32 the square of a small gradient is zero, of a large one infinite.
+    # In float64: in float32 the square of a small gradient underflows, that of a large one
+    # overflows.
     directions = [
         None
         if image is None or square == 0
@@ -225,7 +228,7 @@ def _distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
 
 
 def _random_like(tensors: Sequence[Tensor], seed: int = 0) -> Pieces:
-    # A generator of its own: the global random state is the user's.
+    # A separate generator leaves the user's global random state alone.
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(t.shape, generator=generator).to(t) for t in tensors]
 

@@ -1,7 +1,7 @@
 """Curvature products by double backward: the graph is built once and used for every product.
 
-Jᵀu is a backward pass, linear in u. Its own graph is kept, and a backward pass through that,
-towards u, is Jv. Neither needs the forward pass again.
+Jᵀu is a backward pass, linear in u. The graph of this backward pass is kept. A backward pass
+through it, towards u, is Jv. Neither product repeats the forward pass.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +23,13 @@ from krylov_descent.runtime.private import DispatchMode
 
 
 def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian) -> BatchProduct:
-    """v → Jᵀ(middle(Jv)) for outputs in the autograd graph of what the parameters reach."""
+    """Prepare v → Jᵀ(middle(Jv)), with J the derivative of the outputs towards the parameters.
+
+    Args:
+        reach: the tensors that stand for the parameters in the autograd graph of the outputs.
+        outputs: the differentiated tensors.
+        middle: tangents of the outputs → cotangents of the outputs.
+    """
     active = [z for z in outputs if z.requires_grad]
     if not active:
         require_graph(outputs[0])
@@ -35,7 +41,7 @@ def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian
         transposed: tuple[Tensor | None, ...] = torch.autograd.grad(
             active, reach.tensors, directions, create_graph=True, allow_unused=True
         )
-    # Their places in the graph are enough: the n numbers of Jᵀ0 themselves are let go.
+    # The gradient edges are enough for products. The n numbers of Jᵀ0 are freed.
     reached = {
         i: get_gradient_edge(image)
         for i, image in enumerate(transposed)
@@ -72,15 +78,15 @@ def linearize_outputs(reach: Reach, outputs: list[Tensor], middle: OutputHessian
 
 
 class _ProductsOfZeros(DispatchMode):
-    """For a while the product of a matrix of zeros with another is known to be zero, on a CPU.
+    """A dispatch mode that returns zeros for the CPU product of a zero matrix with another matrix.
 
-    Jᵀ0 is nothing else, and wanted for its graph alone.
+    Building the graph of Jᵀu computes Jᵀ0, which consists of such products.
     """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Called in place of all operations on tensors."""
+        """Called in place of every operation on tensors."""
         if func is torch.ops.aten.mm.default and _is_zero(args[0]):
             a, b = args
             return a.new_zeros(a.shape[0], b.shape[1])
@@ -94,7 +100,7 @@ def _is_zero(matrix: Tensor) -> bool:
 
 
 def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
-    """v → Σ JᵀH_E Jv over the batch; about 4/3 of a gradient a product."""
+    """v → Σ JᵀH_E Jv over the batch. A product costs about 4/3 of a gradient."""
     with recorded_linear_layers(network.eager) as layers, LeanFunctions(only_linear=True):
         outputs = outputs_of(network, batch)
     middle = network.output_hessian(outputs, batch)
@@ -110,7 +116,7 @@ def fisher(network: Network, batch: Batch) -> BatchProduct:
 
 
 def hessian(network: Network, batch: Batch) -> BatchProduct:
-    """v → Σ ∂²nᵢ v over the batch: the derivative of the gradient along v (Pearlmutter)."""
+    """v → Σ ∂²nᵢ v over the batch, with losses nᵢ: ∂(gradient)/∂θ along v (Pearlmutter)."""
     parameters = network.parameters.tensors
     with LeanFunctions():
         losses = losses_of(network, batch)
@@ -127,7 +133,7 @@ def hessian(network: Network, batch: Batch) -> BatchProduct:
     del gradient
 
     def product(pieces: list[Tensor]) -> list[Tensor | None]:
-        if not curved:  # linear in the parameters
+        if not curved:  # the losses are linear in the parameters
             return [None] * len(parameters)
         return list(
             torch.autograd.grad(

@@ -1,18 +1,18 @@
-"""Curvature products by central differences, for models that have first derivatives alone.
+"""Curvature products by central differences, for models that have only first derivatives.
 
     Gauss-Newton   Jv ≈ (z(θ + hv) − z(θ − hv)) / 2h by two forward passes, then Jᵀ(H_E Jv) by a
                    backward pass
-    Fisher         the same, with the losses of the samples as z and H_E = I
+    Fisher         as Gauss-Newton, with the per-sample losses as z and H_E = I
     Hessian        Hv ≈ (g(θ + hv) − g(θ − hv)) / 2h by two gradients
 
-Where h changes the parameters by ε^⅓ of their size, with ε of the arithmetic, both errors of a
-central difference are of about the same size: that of rounding is ε/h, that of the third derivative
-h². So a product of a smooth model is exact to about ε^⅔: 4·10⁻¹¹ in float64, 2·10⁻⁵ in float32.
-Units of a ReLU that switch between θ − hv and θ + hv add to that: some per cent of Jv in float32,
-and a Hessian that has the kinks in it.
+The step h changes the parameters by ε^⅓ of their size, with ε the machine epsilon of the
+arithmetic. Then both errors of a central difference have about the same size: the rounding error
+ε/h and the error h² of the third derivative. So a product of a smooth model is exact to about ε^⅔:
+4·10⁻¹¹ in float64, 2·10⁻⁵ in float32. ReLU units that switch between θ − hv and θ + hv add an error
+of some per cent of Jv in float32. A Hessian by differences includes the kinks.
 
-A difference needs all the digits that there are, so nothing here is in TensorFloat-32 where the
-forward pass is not. The parameters themselves are not written to.
+A difference needs every digit, so nothing here runs in TensorFloat-32 unless the forward pass does.
+The parameters themselves are not written to.
 """
 
 import math
@@ -28,28 +28,28 @@ from krylov_descent.objective.losses import OutputHessian
 from krylov_descent.objective.network import Call, Network, require_graph
 from krylov_descent.runtime.precision import forward_precision
 
-# The size of a tensor beside the typical one of all parameters, if it is less.
+# The least size of a tensor, relative to the typical size of all parameters.
 LEAST_SIZE = 0.1
 
-# Tensors at a point → tensors.
+# The tensors of a point → the values there.
 Function = Callable[[list[Tensor]], list[Tensor]]
 
 
 def relative_step(epsilon: float) -> float:
-    """By how much of their size to change the parameters, for an arithmetic of this epsilon."""
+    """The size of a step relative to the parameters, ε^⅓, for an arithmetic with this epsilon."""
     return float(epsilon ** (1 / 3))
 
 
 def central_difference(
     function: Function, point: Sequence[Tensor], direction: Sequence[Tensor], step: float
 ) -> list[Tensor]:
-    """The derivative of a function at a point along a direction, by two of its values.
+    """The derivative of a function at a point along a direction, from two values of the function.
 
     Args:
-        function: of tensors like those of the point.
+        function: takes tensors shaped like those of the point.
         point: θ.
-        direction: v, in pieces like those of the point; of any length.
-        step: the length of hv beside θ.
+        direction: v, in pieces shaped like those of the point; of any length.
+        step: the length of hv relative to θ.
     """
     h = _scale(point, direction, step)
     ahead = function([p.detach() + h * v for p, v in zip(point, direction, strict=True)])
@@ -58,13 +58,14 @@ def central_difference(
 
 
 def _scale(point: Sequence[Tensor], direction: Sequence[Tensor], step: float) -> Tensor:
-    """h, as a tensor: a GPU is not waited for. The step itself where the direction is zero."""
-    # Tensor by tensor: an embedding may have a hundred times the norm of the layers behind it.
+    """h as a tensor, so that the host does not wait for a GPU; the step itself if v is zero."""
+    # Relative to each tensor by itself: an embedding may have a hundred times the norm of the
+    # layers behind it.
     lengths, sizes = (torch.stack([_norm(t) for t in tensors]) for tensors in (direction, point))
     counts = [t.numel() for t in point]
     typical = sizes.norm() / math.sqrt(sum(counts))
     typical = torch.where(typical > 0, typical, 1.0)
-    # Biases of zero tell nothing about what is a small change of them.
+    # The size of a tensor has a floor, because biases of zero give no scale for a small change.
     sizes = sizes.maximum(LEAST_SIZE * typical * sizes.new_tensor(counts).clamp(min=1).sqrt())
     relative = (lengths / sizes).norm()
     return step / torch.where(relative > 0, relative, 1.0)
@@ -76,7 +77,7 @@ def _norm(tensor: Tensor) -> Tensor:
 
 
 def outputs_along(network: Network, batch: Batch, step: float) -> Along:
-    """v → Jv for the outputs that can have a derivative; two forward passes."""
+    """v → Jv for the floating-point outputs. Costs two forward passes."""
 
     def outputs() -> list[Tensor]:
         return [z.detach() for z in floating_tensors_in(network.outputs(batch, eager=True))]
@@ -85,7 +86,7 @@ def outputs_along(network: Network, batch: Batch, step: float) -> Along:
 
 
 def losses_along(network: Network, batch: Batch, step: float) -> Along:
-    """v → (g₁ᵀv, …, g_Nᵀv) as one tensor; two forward passes."""
+    """v → (g₁ᵀv, …, g_Nᵀv) as one tensor [N]. Costs two forward passes."""
 
     def losses() -> list[Tensor]:
         return [network.sample_losses(batch, eager=True).detach()]
@@ -94,7 +95,7 @@ def losses_along(network: Network, batch: Batch, step: float) -> Along:
 
 
 def gauss_newton(network: Network, batch: Batch, step: float) -> BatchProduct:
-    """v → Σ JᵀH_E Jv over the batch; about two gradients a product."""
+    """v → Σ JᵀH_E Jv over the batch. A product costs about two gradients."""
 
     def outputs() -> tuple[list[Tensor], OutputHessian]:
         found = network.outputs(batch, eager=True)
@@ -104,7 +105,7 @@ def gauss_newton(network: Network, batch: Batch, step: float) -> BatchProduct:
 
 
 def fisher(network: Network, batch: Batch, step: float) -> BatchProduct:
-    """v → Σ gᵢgᵢᵀv over the batch; about two gradients a product."""
+    """v → Σ gᵢgᵢᵀv over the batch. A product costs about two gradients."""
 
     def losses() -> tuple[list[Tensor], OutputHessian]:
         return [network.sample_losses(batch, eager=True)], lambda tangents: tangents
@@ -113,7 +114,7 @@ def fisher(network: Network, batch: Batch, step: float) -> BatchProduct:
 
 
 def hessian(network: Network, batch: Batch, step: float) -> BatchProduct:
-    """v → Σ ∂²nᵢ v over the batch; about two gradients a product."""
+    """v → Σ ∂²nᵢ v over the batch, with losses nᵢ. A product costs about two gradients."""
 
     def gradient(values: list[Tensor]) -> list[Tensor]:
         losses = _at(network, values, lambda: network.sample_losses(batch, eager=True))
@@ -129,24 +130,24 @@ def hessian(network: Network, batch: Batch, step: float) -> BatchProduct:
 
 
 def gradients(total: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """∂total/∂leaves; zeros where it does not depend on them."""
+    """∂total/∂leaves; zeros for leaves that the total does not depend on."""
     return list(torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True))
 
 
 def _around(
     network: Network, outputs: Callable[[], tuple[list[Tensor], OutputHessian]], along: Along
 ) -> BatchProduct:
-    """v → Jᵀ(H_E Jv), for outputs with H_E at the parameters as they are, and their Jv."""
+    """v → Jᵀ(H_E Jv), from a function that gives the outputs with their H_E, and from v → Jv."""
 
     def product(pieces: list[Tensor]) -> list[Tensor | None]:
         with forward_precision():
             tangents = along(pieces)
-            # Not before: so there is the graph of one forward pass at a time.
+            # Only after `along`, so that the graph of one forward pass exists at a time.
             found, middle = outputs()
             active = [z for z in found if z.requires_grad]
             if not active:
                 require_graph(found[0])
-            # As by autograd: outputs without a gradient count as constant.
+            # As in autograd, outputs that require no gradient count as constant.
             moved = [
                 t if z.requires_grad else torch.zeros_like(z)
                 for t, z in zip(tangents, found, strict=True)
@@ -172,7 +173,7 @@ def _along(network: Network, function: Call, step: float) -> Along:
 
 
 def _at(network: Network, values: list[Tensor], function: Call) -> Any:
-    """What a function of the network gives with other values in place of its parameters."""
+    """Call a function of the network with other values in place of the parameters."""
     for value in values:
-        value.requires_grad_()  # a forward pass may differentiate towards its own parameters
+        value.requires_grad_()  # the forward pass may itself differentiate
     return network.call_with(values, network.names, function)

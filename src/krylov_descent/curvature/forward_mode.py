@@ -1,8 +1,8 @@
 """Curvature products by forward-mode differentiation, for models without a double backward.
 
-The same products as in `curvature`, with a fresh forward pass for each: Jv by `torch.func.jvp`,
-Jᵀw by `torch.func.vjp`, and for the Hessian the gradient of the forward derivative (the forward
-derivative of the gradient would differentiate the backward pass, which is what cannot be done).
+Every product runs a fresh forward pass: Jv by `torch.func.jvp` and Jᵀw by `torch.func.vjp`. A
+Hessian product is the gradient of the forward derivative. The forward derivative of the gradient is
+not possible here, because it would differentiate the backward pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,20 +17,20 @@ from krylov_descent.objective.losses import OutputHessian
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.threads import Shared
 
-# A switch of the whole process. While one thread is in this, attention has the plain kernels in all
-# threads: the numbers are the same but for rounding, and it takes longer.
+# A process-wide switch. While one thread is in this context, attention uses the unfused kernels in
+# all threads. Its results change by rounding only, and it takes longer.
 unfused_attention = Shared(partial(sdpa_kernel, SDPBackend.MATH))
 
 Values = tuple[Tensor, ...]
-# Pieces shaped like the parameters → the same, summed over the samples of one batch.
+# v → Hv summed over one batch, in pieces shaped like the parameters; None is a piece of zeros.
 BatchProduct = Callable[[list[Tensor]], list[Tensor | None]]
 Function = Callable[[Values], Values]
-# Pieces shaped like the parameters → the derivative along them of what depends on the parameters.
+# v in pieces shaped like the parameters → Jv, the derivative along v.
 Along = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 def outputs_of(network: Network, batch: Batch) -> Function:
-    """The outputs that can have a derivative, as a function of the parameters' values."""
+    """The floating-point outputs as a function of the parameters' values."""
 
     def outputs(values: Values) -> Values:
         with unfused_attention:  # the fused kernels have no forward derivative
@@ -43,7 +43,7 @@ def outputs_of(network: Network, batch: Batch) -> Function:
 
 
 def losses_of(network: Network, batch: Batch) -> Function:
-    """The losses of the samples, as a function of the parameters' values."""
+    """The per-sample losses as a function of the parameters' values."""
     return lambda values: (_losses(network, batch, values),)
 
 
@@ -58,7 +58,7 @@ def along(network: Network, function: Function) -> Along:
 
 
 def gauss_newton(network: Network, batch: Batch) -> BatchProduct:
-    """v → Σ JᵀH_E Jv over the batch; about 2.3 gradients a product."""
+    """v → Σ JᵀH_E Jv over the batch. A product costs about 2.3 gradients."""
     with torch.no_grad():
         middle = network.output_hessian(network.outputs(batch, eager=True), batch)
     return _around(network, outputs_of(network, batch), middle)
@@ -70,7 +70,7 @@ def fisher(network: Network, batch: Batch) -> BatchProduct:
 
 
 def hessian(network: Network, batch: Batch) -> BatchProduct:
-    """v → Σ ∂²nᵢ v over the batch."""
+    """v → Σ ∂²nᵢ v over the batch, with losses nᵢ."""
 
     def total(values: Values) -> Tensor:
         return _losses(network, batch, values).sum()

@@ -22,11 +22,14 @@ BasisKind = Literal["replicated", "sharded"]
 
 @dataclass(frozen=True, slots=True)
 class BasisLayout:
-    """How the basis is kept.
+    """How the basis is stored.
 
     Attributes:
-        kind: whole on every rank, or in slices.
-        storage: in which dtype, and where.
+        kind: "replicated" for whole vectors on every rank, "sharded" for a slice of each on a rank.
+        storage: dtype and device of the stored vectors.
+
+    Raises:
+        ValueError: the kind is unknown.
     """
 
     kind: BasisKind
@@ -40,7 +43,7 @@ class BasisLayout:
             )
 
     def check(self, preconditioner: Preconditioner) -> None:
-        """Refuse one that a basis in slices cannot be made with."""
+        """Raise ValueError if the basis is sharded and the preconditioner needs whole vectors."""
         if self.kind == "sharded" and not isinstance(preconditioner, EntrywisePreconditioner):
             raise ValueError(
                 "`basis='sharded'` needs a preconditioner that acts entry by entry, with a method "
@@ -51,13 +54,13 @@ class BasisLayout:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """The basis of a step, and what it took.
+    """The basis of a step, and how it was made.
 
     Attributes:
         subspace: V, and the projected curvature.
-        samples: |B|, on all ranks together.
-        graphs_kept: whether the graphs of all of B were kept for the products.
-        samples_for_metric: how many samples of B the preconditioner took the gradient of.
+        samples: |B|, over all ranks.
+        graphs_kept: whether the autograd graphs of all of B were kept for the products.
+        samples_for_metric: how many samples of B the preconditioner computed the gradient of.
     """
 
     subspace: Subspace
@@ -75,15 +78,15 @@ class KrylovBasis:
         curvature: H.
         samples: the set B.
         preconditioner: D.
-        learn: completes D with the samples of the product; how many of them it took the gradient
-            of.
+        learn: completes D with the samples of the product, and returns how many of them it computed
+            the gradient of.
         gradient: g [n], finite and not zero.
-        previous_steps: m vectors [n], which join as the last directions. Emptied.
-        most_previous: how many of them there will be in later steps.
+        previous_steps: m vectors [n], which join as the last directions. The list is emptied.
+        most_previous: the number of previous steps that later steps will have.
         dimension: K.
-        usual: whether K is that of most steps.
-        lasting: whether D is that of the steps to come.
-        layout: how the basis is kept.
+        usual: whether K is the dimension of most steps.
+        lasting: whether the following steps use the same preconditioner.
+        layout: how the basis is stored.
     """
 
     objective: Objective
@@ -100,16 +103,16 @@ class KrylovBasis:
     layout: BasisLayout
 
     def prepare(self) -> tuple[CurvatureProduct, int]:
-        """The product over B, and how many samples D took the gradient of."""
+        """The curvature product over B, and the `samples_for_metric` of the basis."""
         product = self.curvature.at(self.objective, self.samples)
         return product, self.learn(product)
 
     def run(self) -> Basis:
-        """Algorithm 2."""
+        """Prepare, then make the basis."""
         return self.build(*self.prepare())
 
     def build(self, product: CurvatureProduct, learnt: int) -> Basis:
-        """Algorithm 2 with what `prepare` gave."""
+        """Make the basis by Algorithm 2, given what `prepare` returned."""
         ranks, size = self.objective.ranks, self.gradient.numel()
         metric: Metric = self.preconditioner
         placement: Placement = Replicated(ranks, size)

@@ -1,10 +1,10 @@
-"""Layer normalisation whose double backward is short where it can be.
+"""Layer normalisation with a short double backward for curvature products.
 
-Such a layer is γx̂ + β, with x̂ the normalised x. Torch's derivative of its backward pass is made of
-dozens of operations, because it has all derivatives at once. Along what comes back it is the
-derivative of the layer itself: γ times the backward pass of a layer without γ, which is symmetric,
-and x̂ dγ + dβ, which is the layer with other numbers in it (`products_of_norms` in
-results/trials/kernels.json).
+A layer norm is γx̂ + β, with x̂ the normalised x. Torch's double backward consists of dozens of
+operations, because it computes all derivatives at once. The derivative along the cotangent alone is
+the forward derivative of the layer. It has two parts. One is γ times the backward pass of a layer
+norm without γ, which is symmetric. The other is x̂ dγ + dβ, a layer norm with other weights
+(`products_of_norms` in results/trials/kernels.json).
 """
 
 from collections.abc import Sequence
@@ -27,15 +27,15 @@ def normalize(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    """What torch's function of these arguments returns."""
-    del cudnn_enable  # which torch ignores
+    """Layer normalisation, with the arguments of `torch.layer_norm` after `asked`."""
+    del cudnn_enable  # torch ignores it, too
     given = input, weight, bias, list(normalized_shape), eps, asked
     found: Tensor = _Normalized.apply(*given)  # type: ignore[no-untyped-call]
     return found
 
 
 class _Normalized(torch.autograd.Function):
-    """A layer whose backward pass is `_Transposed` where that will do."""
+    """A layer norm. Its backward pass is `_Transposed` if only linear derivatives are asked for."""
 
     @staticmethod
     def forward(
@@ -69,7 +69,7 @@ class _Normalized(torch.autograd.Function):
 
 
 class _Transposed(torch.autograd.Function):
-    """δ → its parts for x, weight and bias; None for what is not asked for."""
+    """Backward pass: cotangent δ → gradients of x, weight and bias; None where `mask` is False."""
 
     @staticmethod
     def forward(

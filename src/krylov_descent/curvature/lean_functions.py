@@ -1,6 +1,7 @@
-"""Functions whose double backward computes what a product asks for, and no more.
+"""Functions whose double backward computes what a curvature product asks for, and no more.
 
-Torch's own has more for these. For most others it is as short as it can be.
+Torch's double backward of convolutions and layer norms computes more. For most other functions
+torch's double backward has nothing to spare.
 """
 
 from collections.abc import Callable
@@ -16,26 +17,26 @@ from krylov_descent.curvature import convolutions, layer_norms
 from krylov_descent.curvature.asked_derivatives import AskedDerivatives
 from krylov_descent.runtime.private import transforms_are_active
 
-# The function's own numbers, with the same tensors saved in the same order, which a checkpoint goes
-# by. None where it cannot be done.
+# Returns the values of a torch function, or None where it has no rule for the arguments. It saves
+# the tensors that torch saves in the same order, because checkpointing relies on this order.
 Lean = Callable[..., Tensor | None]
 CONVOLUTIONS: dict[Any, Lean] = dict.fromkeys(
     (torch.conv1d, torch.conv2d, torch.conv3d), convolutions.convolve
 )
-# Layer norms have nothing to spare where all derivatives are asked for. Group norms have nothing to
-# spare at all: on a CPU a product with the short form took 10 and 20% longer.
+# For linear derivatives only: with all derivatives the lean layer norm has no advantage. Group
+# norms have no lean form at all: on a CPU a product with it took 10 and 20% longer.
 LAYER_NORMS: dict[Any, Lean] = dict.fromkeys(
     (torch.layer_norm, functional.layer_norm), layer_norms.normalize
 )
 
 
 class LeanFunctions(TorchFunctionMode):
-    """For a while, the forward passes of this thread have them, whatever module they are in.
+    """A context manager in which the forward passes of this thread use the lean functions.
 
     Args:
-        only_linear: backward passes that come after this while are differentiated only along what
-            they are linear in. (Those within it, of forward passes that differentiate by
-            themselves, may be differentiated along everything.)
+        only_linear: whether backward passes after this context are differentiated only along the
+            cotangent, in which they are linear. (Within the context a forward pass may itself
+            differentiate, along everything.)
     """
 
     def __init__(self, *, only_linear: bool = False) -> None:
@@ -50,7 +51,7 @@ class LeanFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Called in place of all functions of tensors."""
+        """Called in place of every torch function on tensors."""
         lean, kwargs = self._lean.get(func), kwargs or {}
         found = None
         if lean is not None and _are_plain([*args, *kwargs.values()]):
@@ -59,7 +60,7 @@ class LeanFunctions(TorchFunctionMode):
 
 
 def _are_plain(given: list[Any]) -> bool:
-    """Whether nothing but numbers and backward passes has to do with these arguments."""
+    """Whether the tensors are plain, of one dtype, outside autocast, forward AD and torch.func."""
     tensors = [value for value in given if isinstance(value, Tensor)]
     plain = all(
         type(tensor) in (Tensor, nn.Parameter)

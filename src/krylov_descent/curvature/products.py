@@ -1,17 +1,19 @@
 """Curvature as a product v → Hv, linearised once at a fixed point (paper, Section 2).
 
-Three matrices, each a mean over the samples of set B, plus λ for the L2 term:
+There are three matrices, each a mean over the samples of set B, plus λ for the L2 term:
 
     gauss-newton   JᵀH_E J, with J = ∂outputs/∂θ and H_E the loss's Hessian in the outputs
     hessian        ∂²f/∂θ²
     fisher         Σ gᵢgᵢᵀ, which is JᵀJ with J = ∂(per-sample losses)/∂θ
 
-J is applied without ever being formed. Jᵀu is a backward pass, linear in u; its own
-backward pass, towards u, is Jv. The graph of Jᵀu is built once per step, so a product costs
-two backward passes and no forward pass: about 4/3 of a gradient, less where the first layer
-needs no input gradient. Where an operation has no second derivative the products go through
-forward-mode differentiation instead, a fresh forward pass each, and where it has no forward
-derivative either, through central differences of first derivatives (`finite_differences`).
+J is applied without ever being formed. Jᵀu is a backward pass, linear in u. A backward pass through
+the graph of Jᵀu, towards u, is Jv. The graph of Jᵀu is built once per step, so a product costs two
+backward passes and no forward pass: about 4/3 of a gradient, less where the first layer needs no
+input gradient.
+
+If an operation has no second derivative, products use forward-mode differentiation, with a fresh
+forward pass each. If it has no forward derivative either, products use central differences of first
+derivatives (`finite_differences`).
 """
 
 import warnings
@@ -42,7 +44,7 @@ __all__ = ["Curvature", "CurvatureError", "CurvatureKind", "CurvatureProduct", "
 CurvatureKind = Literal["gauss-newton", "hessian", "fisher"]
 Product = Callable[[Tensor], Tensor]
 
-# In the order in which they are tried.
+# Routes of differentiation, in the order in which they are tried.
 ROUTES = (
     "double backward",
     "forward-mode differentiation",
@@ -63,10 +65,13 @@ _CHECKS = (check_by_double_backward, check_by_forward_mode, check_by_differences
 
 
 class Curvature:
-    """One kind of curvature; remembers from step to step which route works for the model.
+    """One kind of curvature. Remembers which route of differentiation works for the model.
 
     Args:
         kind: "gauss-newton", "hessian" or "fisher".
+
+    Raises:
+        ValueError: the kind is unknown.
     """
 
     def __init__(self, kind: CurvatureKind = "gauss-newton") -> None:
@@ -77,34 +82,34 @@ class Curvature:
             )
         self.kind: CurvatureKind = kind
         self._route = 0
-        self._findings: Findings | None = None  # of the model that the route was checked for
+        self._findings: Findings | None = None  # for which the route was checked
         self._bytes_per_sample, self._step = 1.0, 0.0
 
     def at(self, objective: Objective, data: Any) -> "CurvatureProduct":
-        """The product over the data at the parameters as they are now."""
+        """The product v → Hv over the data at the current parameters."""
         return CurvatureProduct(self, objective, data)
 
     @property
     def keeps_graphs(self) -> bool:
-        """Whether a linearisation can be kept and used again for further products."""
+        """Whether the graph of a linearisation can be kept and used for further products."""
         return self._route == 0
 
     def linearize(self, network: Network, batch: Batch) -> BatchProduct:
-        """Prepare v → Hv, summed over one batch."""
+        """Prepare v → Hv, summed over one batch, for pieces shaped like the parameters."""
         if self._route < DIFFERENCES:
             return _DERIVATIVES[self.kind][self._route](network, batch)
         return _DIFFERENCES[self.kind](network, batch, self._step)
 
     def flat_product(self, network: Network, batch: Batch) -> Product:
-        """The same for vectors [n] in place of pieces like the parameters."""
+        """Prepare v → Hv, summed over one batch, for vectors [n]."""
         product, parameters = self.linearize(network, batch), network.parameters
         return lambda vector: parameters.flatten(product(parameters.pieces(vector)))
 
     def fall_back(self, problem: RuntimeError, objective: Objective, batch: Batch) -> None:
-        """Take the next route that works for a few samples of the batch, and say so once.
+        """Switch to the next route that passes its check on a few samples of the batch, and warn.
 
         Raises:
-            CurvatureError: there is none.
+            CurvatureError: no route is left.
         """
         self._findings = None
         problems = [f"by {ROUTES[self._route]} ({first_line(problem)})"]
@@ -141,14 +146,14 @@ class Curvature:
 
     @property
     def bytes_per_sample(self) -> float:
-        """What a kept linearisation takes per sample, as the check found."""
+        """Memory that a kept linearisation takes per sample, as measured by the check."""
         return self._bytes_per_sample
 
     def check(self, objective: Objective, batch: Batch) -> None:
-        """See whether the route gives the whole curvature, on a few samples, once for a model.
+        """Check on a few samples that the route gives the whole curvature; once for a model.
 
         Raises:
-            RuntimeError: it does not.
+            RuntimeError: the route cannot be used.
         """
         if self._findings is not objective.findings:
             self._check(objective, batch)
@@ -171,7 +176,7 @@ class Curvature:
 
 
 def _held(objective: Objective, data: Any) -> list[Batch]:
-    """The data in micro-batches that stay as they are; a stream may fill the same tensors again."""
+    """The data in micro-batches. Those of a stream are copied, because it may reuse its tensors."""
     samples = as_samples(data, may_be_empty=objective.ranks.together)
     batches = objective.micro_batches(samples)
     return [b.map(torch.clone) if isinstance(samples, Stream) else b for b in batches]
@@ -180,16 +185,19 @@ def _held(objective: Objective, data: Any) -> list[Batch]:
 class CurvatureProduct:
     """Products v → Hv over one set of samples at one point.
 
-    Valid until the parameters change. Memory: the graphs of all samples while they fit the
-    objective's `activation_memory`, else those of one micro-batch, built anew for each product
-    (about 2.3 gradients instead of 4/3).
+    Valid until the parameters change. Memory: the graphs of all samples if they fit into the
+    objective's `activation_memory`. Otherwise one micro-batch has a graph at a time, which is
+    rebuilt for each product (about 2.3 gradients instead of 4/3).
 
     Attributes:
         objective: f.
-        samples: |B|, on all ranks together.
-        products: how many were computed.
-        kept: whether the graphs are kept (on this rank).
-        scale: what the sum over the samples is multiplied by.
+        samples: |B|, over all ranks.
+        products: how many products were computed.
+        kept: whether the graphs are kept on this rank.
+        scale: the factor on the sum over the samples.
+
+    Raises:
+        ValueError: no sample counts.
     """
 
     def __init__(self, curvature: Curvature, objective: Objective, data: Any) -> None:
@@ -208,26 +216,27 @@ class CurvatureProduct:
                 "target is ignored or has weight zero"
             )
         self.samples = int(samples)
-        # The sample's part of the mean is nᵢN/W; Fisher has it squared, over N.
+        # A sample with loss nᵢ contributes nᵢN/W to the mean over N samples, with W the normaliser.
+        # The Fisher matrix is the sum of the squared contributions, divided by N.
         self.scale = self.samples / normaliser**2 if curvature.kind == "fisher" else 1 / normaliser
 
     @property
     def kind(self) -> CurvatureKind:
-        """Which curvature it is."""
+        """The kind of curvature."""
         return self._curvature.kind
 
     @property
     def batches(self) -> Sequence[Batch]:
-        """This rank's samples."""
+        """This rank's samples, in micro-batches."""
         return self._batches
 
     @property
     def single_batch(self) -> Batch | None:
-        """All samples, where they fit one batch whose graph is kept; else None."""
+        """All samples of this rank if they are one batch whose graph is kept, else None."""
         return self._batches[0] if self.kept and len(self._batches) == 1 else None
 
     def over(self, network: Network, batch: Batch, scale: Tensor) -> Product:
-        """v → Hv over another batch, linearised now; the scale is a tensor of one number."""
+        """Linearise over another batch; returns v → Hv. The scale is a tensor of one number."""
         product, parameters = self._curvature.flat_product(network, batch), network.parameters
         return lambda v: parameters.scale_and_add_decay(product(v), scale, v)
 
@@ -236,7 +245,7 @@ class CurvatureProduct:
         return self.objective.ranks.sum_vector(self.part(vector))
 
     def part(self, vector: Tensor) -> Tensor:
-        """What this rank adds to Hv, as a new vector [n]; the L2 term is rank 0's."""
+        """This rank's summand of Hv, as a new vector [n]. Rank 0 adds the L2 term."""
         ranks = self.objective.ranks
         result: Tensor | None = None
         with ranks.own_work():
@@ -249,7 +258,7 @@ class CurvatureProduct:
         return result
 
     def _fall_back(self, problem: RuntimeError, batch: Batch) -> None:
-        with self.objective.value_mode():  # what fails here, too, is no matter of derivatives
+        with self.objective.value_mode():  # raises errors that are not about derivatives
             self.objective.network.sample_losses(batch.rows(0, 1))
         self._curvature.fall_back(problem, self.objective, batch)
 
@@ -264,7 +273,7 @@ class CurvatureProduct:
             return self._own_product(vector)
 
     def _prepare(self, batches: list[Batch]) -> Tensor:
-        """Take up this rank's samples; returns their number and normaliser."""
+        """Store this rank's samples; returns their number and their normaliser [2]."""
         samples = sum(batch.size for batch in batches)
         loss = self.objective.network.loss
         normaliser = sum(float(loss.normaliser(batch.targets, batch.size)) for batch in batches)
@@ -294,7 +303,7 @@ class CurvatureProduct:
         return self._kept_products[index]
 
     def _fit(self, batches: list[Batch], samples: int) -> tuple[list[Batch], bool]:
-        """Micro-batches whose graphs fit the memory, and whether all of them fit at once."""
+        """Micro-batches whose graphs fit into memory, and whether all of the graphs fit at once."""
         objective, curvature = self.objective, self._curvature
         try:
             curvature.check(objective, batches[0])
@@ -322,5 +331,5 @@ class Linearization:
     batch: Batch
 
     def run(self) -> Product:
-        """Gives v → Hv, summed over the batch, for vectors [n]."""
+        """Return v → Hv for vectors [n], summed over the batch."""
         return self.curvature.flat_product(self.objective.network, self.batch)

@@ -1,7 +1,7 @@
-"""Does a route of differentiation give the whole curvature of this model? Asked of a few samples.
+"""Checks on a few samples that a route of differentiation gives the whole curvature of a model.
 
-`derivative_checks` has the comparisons; here is which of them each route needs. They are made once
-for a model. An error says that the route cannot be taken.
+`derivative_checks` has the comparisons. This module picks the comparisons that each route needs.
+They run once for a model. An error means that the route cannot be used.
 """
 
 import math
@@ -31,11 +31,14 @@ from krylov_descent.runtime.precision import forward_precision
 
 Linearize = Callable[[Network, Batch], BatchProduct]
 
-# Of first derivatives by forward mode: cuDNN's convolutions may have fewer digits than the rest.
+# Relative tolerance of first derivatives by forward mode: cuDNN's convolutions may have fewer
+# digits than the other operations.
 FORWARD_TOLERANCE = 1e-2
-# The same by differences, which kinks may put off by some per cent in float32.
+# Relative tolerance of first derivatives by differences: in float32 a kink may change these by some
+# per cent.
 DIFFERENCE_TOLERANCE = 0.2
-# And only where gradients are large: a difference along the parameters of small ones is rounding.
+# Differences are compared only where gradients are large: along parameters with small gradients a
+# difference is rounding.
 DIFFERENCE_FAINT = 1.0
 
 
@@ -50,7 +53,8 @@ def check_by_double_backward(
 
     Raises:
         RuntimeError: an operation has no double backward, or one that leaves a part out.
-        CurvatureError: the loss has none, so that no route has Gauss-Newton products.
+        CurvatureError: the loss has no second derivative in the outputs, so no route can compute
+            Gauss-Newton products.
     """
     with LeanFunctions():
         found = _differentiated(kind, network, few)
@@ -88,8 +92,8 @@ def check_by_differences(
     """Check products by central differences.
 
     Raises:
-        RuntimeError: the gradient is not that of the loss, or reaches parameters that cannot be
-            changed for a forward pass.
+        RuntimeError: the backward pass is not the gradient of the loss, or goes to parameters that
+            cannot be replaced for a forward pass.
     """
     outputs, losses = finite_differences.outputs_along, finite_differences.losses_along
     of = outputs if kind == "gauss-newton" else losses
@@ -99,19 +103,19 @@ def check_by_differences(
 
 
 def _try(linearize: Linearize, network: Network, few: Batch) -> None:
-    """One product, to see whether all that it takes is there."""
+    """Compute one product, to see that everything it needs is there."""
     linearize(network, few)([torch.ones_like(p) for p in network.parameters.tensors])
 
 
 def _differentiated(kind: str, network: Network, few: Batch) -> Tree:
-    """What J is the derivative of."""
+    """The outputs or per-sample losses that J is the derivative of."""
     return (outputs_of if kind == "gauss-newton" else losses_of)(network, few)
 
 
 def _check_along(
     kind: str, along: Along, network: Network, few: Batch, faint: float, tolerance: float
 ) -> None:
-    """Raise unless Jv, by forward passes with other parameters, belongs to the backward pass."""
+    """Raise unless Jv, from forward passes with other parameters, fits the backward pass."""
     names = _out_of_reach(kind, network, few)
     if names:
         raise RuntimeError(
@@ -123,7 +127,7 @@ def _check_along(
 
 
 def _out_of_reach(kind: str, network: Network, few: Batch) -> list[str]:
-    """Parameters that are still in use when the model has others in their place."""
+    """Names of parameters that the model still uses when it has others in their place."""
     parameters = network.parameters.tensors
     others = [p.detach().clone().requires_grad_() for p in parameters]
     found = network.call_with(others, network.names, lambda: _differentiated(kind, network, few))
@@ -135,7 +139,7 @@ def _out_of_reach(kind: str, network: Network, few: Batch) -> list[str]:
 
 
 def _check_hessian(linearize: Linearize, network: Network, few: Batch, findings: Findings) -> None:
-    # Also by double backward: that of torch's weight_norm of a convolution is wrong.
+    # Double backward is checked, too, because torch's is wrong for weight_norm of a convolution.
     product, parameters = linearize(network, few), network.parameters.tensors
     check_symmetric(product, parameters, findings.derivative_epsilon)
     operations = foreign_operations([losses_of(network, few)])
@@ -153,7 +157,10 @@ def _check_hessian(linearize: Linearize, network: Network, few: Batch, findings:
 
 
 def _check_loss(network: Network, outputs: Tree, few: Batch, findings: Findings) -> None:
-    """H_E is taken by double backward on all routes, where it has no closed form."""
+    """Raise CurvatureError unless the loss can be differentiated twice in the outputs.
+
+    On all routes, H_E is computed by double backward where it has no closed form.
+    """
     apart = _as_leaves(outputs)
     try:
         losses = network.losses_of(apart, few, eager=True)
@@ -191,12 +198,12 @@ def _as_leaves(outputs: Tree) -> Tree:
 
 
 def _most_precise(network: Network, few: Batch, findings: Findings) -> tuple[Network, Batch, float]:
-    """Model and samples in float64, where they run in that, and the epsilon of their arithmetic."""
+    """Model and samples, in float64 if the model runs in it, and the arithmetic's epsilon."""
     try:
         double = network.in_double()
         samples = few.map(lambda t: t.double() if t.is_floating_point() else t)
         losses_of(double, samples)
-    except Exception as problem:  # whatever a copy, or a model that is for float32 alone, may have
+    except Exception as problem:  # the model cannot be copied, or runs in float32 alone
         if is_out_of_memory(problem):
             raise
         return network, few, findings.epsilon
@@ -210,7 +217,7 @@ def _check_second_derivative(
     epsilon: float,
     operations: list[str],
 ) -> None:
-    """Raise where products with the second derivative of Σ losses are not those of its gradient."""
+    """Raise if products with the second derivative of Σ losses differ from gradient differences."""
 
     def at(values: list[Tensor]) -> list[Tensor]:
         return [losses([v.requires_grad_() for v in values]).detach()]
@@ -229,14 +236,15 @@ def _check_second_derivative(
     except RuntimeError as problem:
         if is_out_of_memory(problem):
             raise
-        # A straight-through estimator: its gradient is not one, and has no derivative to compare.
+        # A straight-through estimator: its backward pass is no gradient, so there is no derivative
+        # of a gradient to compare with.
         return
     check_differences(product, difference, point, epsilon, operations)
 
 
 def _warn_of_linear_loss(network: Network, outputs: Tree, few: Batch) -> None:
-    """JᵀH_E J of a loss that is linear in the outputs is zero, and so no help at all."""
-    # Along no special direction: a softmax has no curvature along (1, …, 1).
+    """Warn of a loss that is linear in the outputs, for which JᵀH_E J is zero."""
+    # Cosines and not ones: a softmax has no curvature along (1, …, 1).
     directions = [
         torch.arange(z.numel(), device=z.device).cos().to(z.dtype).reshape(z.shape)
         for z in floating_tensors_in(outputs)

@@ -1,1 +1,1 @@
-"""The matrix D with which the Krylov space is made."""
+"""Preconditioners: the matrix D with which the Krylov space is made."""

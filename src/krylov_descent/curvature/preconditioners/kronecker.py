@@ -1,14 +1,15 @@
 """D from the Kronecker factors of Linear layers (Martens & Grosse 2015, K-FAC).
 
-A sample's gradient towards the weights of a Linear layer is δxᵀ, and the Gauss-Newton matrix of the
-layer is near the Kronecker product of two small matrices: the second moments A of what goes into
-the layer, x with a 1 for the bias, and G of what comes back, δ. Its inverse costs two small
-products a layer. A diagonal knows nothing of how inputs of a layer are correlated; here K
-directions span what takes several times as many with one.
+The gradient of a sample towards the weights of a Linear layer is δxᵀ, with x the input of the layer
+and δ the cotangent of its output. The Gauss-Newton matrix of the layer is close to the Kronecker
+product of two small matrices. A has the second moments of x, extended by a 1 for the bias, and G
+the second moments of δ. The inverse of the Kronecker product costs two small matrix products per
+layer. A diagonal D ignores the correlations between the inputs of a layer. With Kronecker factors K
+directions span what takes several times as many directions with a diagonal.
 
-Damping is that of Martens and Grosse: (G + γ/π) ⊗ (A + γπ), with γ² = ε times the largest block,
-and λ, and π² the ratio of mean eigenvalues. What is not the weight or bias of a Linear layer has
-the Fisher diagonal.
+The damping is that of Martens and Grosse: (G + γ/π) ⊗ (A + γπ). γ² is ε times the largest block,
+plus λ. π² is the ratio of the mean eigenvalues of A and G. Parameters that are not the weight or
+bias of a Linear layer have the Fisher diagonal.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,22 +49,25 @@ from krylov_descent.runtime.validation import check_whole
 class KroneckerFactors:
     """D = (G + γ/π) ⊗ (A + γπ) for each Linear layer, the Fisher diagonal for everything else.
 
-    Layers that are tied or used elsewhere in the graph of a step, or have more than 8,192 inputs or
-    outputs, have the diagonal, too. A and G are means over the set B of the step, so that nothing
-    is carried from step to step. G is a sample of the curvature, with random signs that go by the
-    place of a sample in its micro-batch: other micro-batches, and samples spread over ranks, give
-    another, as good.
+    Layers that are tied or used elsewhere in the graph of a step have the diagonal, too, and so
+    have layers with more than 8,192 inputs or outputs. A and G are means over the set B of the
+    step. Nothing is carried from step to step. G is a random sample of the curvature: its random
+    signs depend on the position of a sample in its micro-batch. Other micro-batches, and samples
+    spread over ranks, give another G, which is as good.
 
     Args:
-        epsilon: damping relative to the largest block, ε. `KSD(preconditioner="kronecker")` takes a
-            tenth of its own. Too small to be felt in a dtype it is made larger.
+        epsilon: ε, the damping relative to the largest block. `KSD(preconditioner="kronecker")`
+            uses a tenth of its own ε. The least value in use is the machine epsilon of the dtype.
         after: how many steps KSD makes with the Fisher diagonal first (see
             `preconditioner_schedule`).
 
     Cost beyond the Fisher diagonal, for layers p × q: one gradient over B, (p² + q²)|B|
-    multiplications, two Cholesky factorisations and inverses; for each vector of the basis
-    pq(p + q) multiplications. Memory: 2(p² + q²) numbers, about twice that while they are made, and
-    D times the basis, as much as the basis itself (see `Images`).
+    multiplications, two Cholesky factorisations and inverses; for each vector of the basis pq(p +
+    q) multiplications. Memory: 2(p² + q²) numbers, about twice that while the factors are made, and
+    D times the basis, which is as large as the basis (see `Images`).
+
+    Raises:
+        ValueError: `after` is negative.
     """
 
     def __init__(self, epsilon: float = 1e-5, *, after: int = 20) -> None:
@@ -93,7 +97,7 @@ class KroneckerFactors:
         return self._diagonal, *(t for block in self._blocks for t in block.tensors)
 
     def update(self, objective: Objective, data: Any) -> Evaluation:
-        """One walk over A for value, gradient and, where not all is factors, squares."""
+        """Walk over A once for value, gradient and, if some parameter has no factors, squares."""
         samples = as_samples(data, may_be_empty=objective.ranks.together)
         self._squares = None
         if not self._needs_squares(objective, samples):
@@ -105,7 +109,8 @@ class KroneckerFactors:
     def _needs_squares(self, objective: Objective, samples: Samples) -> bool:
         """Whether some parameter has no factors, as far as that is known before the walk over A.
 
-        By the data in memory alone, not by what earlier steps saw: a resumed run decides alike.
+        The answer depends on the data in memory alone, not on earlier steps, so that a resumed run
+        decides in the same way.
         """
         without = 1.0
         with objective.ranks.own_work():
@@ -113,24 +118,24 @@ class KroneckerFactors:
                 objective.probe(samples.batch)
                 covered = _covered(self.trusted_places(objective))
                 without = float(len(covered) < len(objective.parameters.tensors))
-            elif isinstance(samples, InMemory):  # a rank without samples has no say
+            elif isinstance(samples, InMemory):  # a rank without samples has no vote
                 without = 0.0
         return bool(objective.ranks.sum_numbers(torch.tensor([without], dtype=torch.float64)) > 0)
 
     def learn(self, objective: Objective, batches: Sequence[Batch]) -> None:
-        """The factors, from this rank's samples of B."""
+        """Make the factors from this rank's samples of B."""
         self._parameters = objective.parameters
         objective.engine.launch(FactorsOfBatches(self, objective, batches)).result()
         self._squares = None
 
     def check(self, objective: Objective, batches: Sequence[Batch]) -> None:
-        """Refuse a loss whose curvature has no root in closed form."""
+        """Raise ValueError if the loss's Hessian in the outputs has no root in closed form."""
         with objective.ranks.own_work():
             for batch in batches[:1]:
                 self.form_in_outputs(objective, batch)
 
     def learn_from(self, objective: Objective, batches: Sequence[Batch]) -> None:
-        """The factors, batch by batch and summed over ranks."""
+        """Make the factors batch by batch, summed over ranks."""
         parameters, ranks = objective.parameters, objective.ranks
         places = linear_places(objective.network)
         total = parameters.tensors[0].new_zeros(sum(place.numbers for place in places))
@@ -145,7 +150,8 @@ class KroneckerFactors:
             if batches:
                 trusted = objective.network.trusted_layers - left_out
                 distrusted = [float(place.name not in trusted) for place in places]
-        # All ranks decide alike: also one without samples, which does not know what to trust.
+        # All ranks must decide in the same way. A rank without samples does not know which layers
+        # to trust.
         numbers = torch.tensor([normaliser, *distrusted], dtype=torch.float64)
         normaliser, *distrusted = ranks.sum_numbers(numbers).tolist()
         sums = ranks.sum_vector(total).split([p.numbers for p in places])
@@ -153,20 +159,20 @@ class KroneckerFactors:
         self.make_room([places[i] for i in kept], parameters)
         without = len(_covered([places[i] for i in kept])) < len(parameters.tensors)
         if without and self._squares is None:
-            # A layer that the probe trusted is used elsewhere in the graph of B.
+            # In the graph of B, a layer that the probe trusted is used elsewhere, too.
             pairs = [(batch.inputs, batch.targets) for batch in batches]
             self._squares = objective.value_gradient_and_squares(pairs).squares
         own = [sums[i] for i in kept]
         self.make(own, total.new_tensor(normaliser), parameters, self._squares)
 
     def solve(self, vector: Tensor) -> Tensor:
-        """G⁻¹VA⁻¹ of each layer, the rest divided by the diagonal."""
+        """G⁻¹VA⁻¹ of each layer, all other entries divided by the diagonal; a new vector [n]."""
         result = vector / self._diagonal
         self._apply(vector, result, inverse=True)
         return result
 
     def multiply(self, vector: Tensor) -> Tensor:
-        """GVA of each layer, the rest times the diagonal."""
+        """GVA of each layer, all other entries times the diagonal; a new vector [n]."""
         result = vector * self._diagonal
         self._apply(vector, result, inverse=False)
         return result
@@ -174,31 +180,31 @@ class KroneckerFactors:
     def _apply(self, vector: Tensor, result: Tensor, *, inverse: bool) -> None:
         assert self._parameters is not None, "learn comes first"
         given, pieces = self._parameters.pieces(vector), self._parameters.pieces(result)
-        with forward_precision():  # one is to be the other's inverse
+        with forward_precision():  # so that `multiply` is the inverse of `solve`
             jobs = [partial(b.apply, given, pieces, inverse=inverse) for b in self._blocks]
             operations().independent(jobs)
 
     # From samples to factors ------------------------------------------------------------------
 
     def form_in_outputs(self, objective: Objective, batch: Batch) -> Form:
-        """Of the loss's curvature in the outputs; asked until it is seen, and then once a model."""
+        """The form of the loss's Hessian in the outputs, cached for the model once it is seen."""
         if self._form is None or self._form[0] is not objective.findings:
             outputs = objective.network.outputs(batch, eager=True)
             hessian = objective.network.output_hessian(outputs, batch)
             found = form_of(hessian, floating_tensors_in(outputs))
-            if found is None:  # no curvature, or NaN, which the step will tell: any form will do
+            if found is None:  # zero, or NaN, which the step reports: any form will do
                 return "diagonal"
             self._form = objective.findings, found
         return self._form[1]
 
     def trusted_places(self, objective: Objective) -> list[LinearPlace]:
-        """The layers that have factors; looked for once a model."""
+        """The layers that have factors, cached for the model."""
         if self._places is None or self._places[0] is not objective.findings:
             self._places = objective.findings, trusted_places(objective.network)
         return self._places[1]
 
     def make_room(self, places: list[LinearPlace], parameters: FlatParameters) -> None:
-        """Room for D, in the same place at every step as long as it is of the same kind."""
+        """Allocate D. Later steps reuse its tensors while sizes, dtype and device stay the same."""
         like = parameters.tensors[0]
         kind = parameters.numel, like.dtype, like.device
         if kind != (self._diagonal.numel(), self._diagonal.dtype, self._diagonal.device):
@@ -213,15 +219,15 @@ class KroneckerFactors:
         parameters: FlatParameters,
         squares: Tensor | None = None,
     ) -> None:
-        """D out of factors and squares, scaled to a largest block or entry of about 1.
+        """Compute D in the allocated tensors, scaled to a largest block or entry of about 1.
 
-        In the room that was made for it, and without a stop for the host.
+        The host does not wait for the device.
 
         Args:
-            sums: of each layer that has factors, as `sums_of` has them; overwritten.
-            normaliser: how many samples they count for.
+            sums: for each layer that has factors, the moments by `sums_of`; overwritten.
+            normaliser: how many samples the sums count for.
             parameters: of the model.
-            squares: mean squared gradients [n], where some parameter has no factors; overwritten.
+            squares: mean squared gradients [n] if some parameter has no factors; overwritten.
         """
         places = [block.place for block in self._blocks]
         means = [means_of(s, p, normaliser) for s, p in zip(sums, places, strict=True)]
@@ -243,7 +249,7 @@ class KroneckerFactors:
                 decay = parameters.weight_decay[block.place.weight]
                 gamma = (epsilon + decay / scale).sqrt()
                 jobs += block.filling(A, G, gamma, scale.sqrt())
-            # The longest first, so that none of them is left for the end.
+            # The longest jobs first, so that none of them is left for the end.
             jobs.sort(key=itemgetter(0), reverse=True)
             operations().independent(job for _, job in jobs)
 
@@ -254,11 +260,14 @@ class KroneckerFactors:
         means: list[tuple[Tensor, Tensor]],
         parameters: FlatParameters,
     ) -> list[Tensor]:
-        """The diagonal [n] in the units of the factors, in place; its largest entries that count.
+        """Scale the diagonal [n] to the units of the factors, in place.
 
-        Squares of gradients are in other units than the curvature, where the loss is not a
-        likelihood, and smaller where the model is right. Both are known of the layers that have
-        factors, and the ratio of their traces makes one out of the other.
+        Squared gradients have other units than the curvature if the loss is not a likelihood, and
+        they are smaller if the model is right. Layers with factors have both. The ratio of the
+        traces of both converts squared gradients to curvature.
+
+        Returns:
+            The largest entry of each parameter that has no factors.
         """
         pieces, covered = parameters.pieces(squares), _covered(places)
         if means:
@@ -273,17 +282,17 @@ class KroneckerFactors:
 
 @dataclass(frozen=True, slots=True)
 class FactorsOfBatches:
-    """The work of making Kronecker factors of this rank's batches of B."""
+    """The work of making Kronecker factors from this rank's batches of B."""
 
     factors: KroneckerFactors
     objective: Objective
     batches: Sequence[Batch]
 
     def run(self) -> None:
-        """Make them, batch by batch."""
+        """Make the factors, batch by batch."""
         self.factors.learn_from(self.objective, self.batches)
 
 
 def _covered(places: list[LinearPlace]) -> set[int]:
-    """The parameters that have factors."""
+    """The indices of the parameters that have factors."""
     return {i for place in places for i in (place.weight, place.bias) if i is not None}

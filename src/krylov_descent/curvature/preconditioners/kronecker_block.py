@@ -1,4 +1,4 @@
-"""D of one Linear layer, from its two Kronecker factors."""
+"""The block of D for one Linear layer, from its two Kronecker factors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from krylov_descent.curvature.preconditioners.layer_moments import LinearPlace
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The factors A [inputs, inputs] and G [outputs, outputs], damped, and their inverses."""
+    """The damped factors A [inputs, inputs] and G [outputs, outputs], and their inverses."""
 
     place: LinearPlace
     of_inputs: Tensor
@@ -22,27 +22,27 @@ class Block:
 
     @classmethod
     def empty(cls, place: LinearPlace, like: Tensor) -> "Block":
-        """Room for those of a layer, in the dtype and on the device of a tensor."""
+        """Uninitialised factors of a layer, in the dtype and on the device of a tensor."""
         sizes = place.inputs, place.outputs
         return cls(place, *(like.new_empty(size, size) for size in sizes + sizes))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All four."""
+        """Both factors and both inverses."""
         return self.of_inputs, self.of_outputs, self.inverse_of_inputs, self.inverse_of_outputs
 
     def is_like(self, tensor: Tensor) -> bool:
-        """Whether it has the dtype and device of a tensor."""
+        """Whether the factors have the dtype and device of a tensor."""
         return (self.of_inputs.dtype, self.of_inputs.device) == (tensor.dtype, tensor.device)
 
     def filling(
         self, A: Tensor, G: Tensor, gamma: Tensor, unit: Tensor
     ) -> list[tuple[int, Callable[[], None]]]:
-        """Jobs that make D of A, G and γ, in a unit, in place, each with the rows of its factor.
+        """Independent jobs that compute the factors and inverses in place, from A, G and γ.
 
-        They do not depend on each other.
+        Each job comes with the number of rows of its factor. A and G are divided by `unit`.
         """
-        # Of a layer that nothing goes into, or comes back to, any π will do.
+        # If the inputs or the cotangents of a layer are zero, any π will do.
         ratio = (A.trace() / len(A)) / (G.trace() / len(G))
         pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
         inputs, outputs = self.of_inputs, self.of_outputs
@@ -52,7 +52,7 @@ class Block:
         ]
 
     def apply(self, given: Sequence[Tensor], result: Sequence[Tensor], *, inverse: bool) -> None:
-        """GVA, or G⁻¹VA⁻¹, of the pieces of a vector for this layer into those of another."""
+        """Write GVA, or G⁻¹VA⁻¹ if `inverse`, to `result`; V are this layer's pieces of `given`."""
         weight, bias = self.place.weight, self.place.bias
         matrix = given[weight]
         if bias is not None:
@@ -67,7 +67,10 @@ class Block:
 
 
 def _invert(factor: Tensor, damping: Tensor, unit: Tensor, damped: Tensor, inverse: Tensor) -> None:
-    """By way of a Cholesky factor L: the inverse is L⁻ᵀL⁻¹."""
+    """Write factor / unit + damping to `damped`, and its inverse to `inverse`.
+
+    With a Cholesky factor L the inverse is L⁻ᵀL⁻¹.
+    """
     torch.div(factor, unit, out=damped)
     damped.diagonal().add_(damping)
     lower = torch.linalg.cholesky_ex(damped)[0]

@@ -1,7 +1,7 @@
-"""Second moments of what goes into Linear layers and of what comes back to them.
+"""Second moments of the inputs x of Linear layers, and of the cotangents δ of their outputs.
 
-What comes back, δ, starts at the outputs with a sample of the loss's curvature there
-(`output_root`), and not with its gradient.
+The backward pass for δ starts at the model's outputs with a random sample of the loss's curvature
+there (`output_root`), and not with the gradient of the loss.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,8 @@ from krylov_descent.objective.layers.linear_layers import LinearLayer, recorded_
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.ops import operations
 
-# Of inputs or outputs; a layer with more (a vocabulary, say) has none, for want of memory.
+# The most inputs or outputs of a layer with factors. For more (a vocabulary, say) the factors would
+# take too much memory.
 LARGEST_FACTOR = 8192
 
 
@@ -28,11 +29,11 @@ class LinearPlace:
     """A Linear layer that has factors.
 
     Attributes:
-        name: of the module.
-        weight: which of the parameters it is, [outputs, inputs].
-        bias: likewise; None where there is none to train.
-        inputs: how many, with one more for the bias.
-        outputs: how many.
+        name: the name of the module.
+        weight: the index of its weight among the parameters.
+        bias: the index of its bias; None if there is no bias to train.
+        inputs: the number of inputs, and one more for the bias.
+        outputs: the number of outputs.
     """
 
     name: str
@@ -43,7 +44,7 @@ class LinearPlace:
 
     @property
     def numbers(self) -> int:
-        """Of both factors, and of rows."""
+        """The numbers of this layer in `Sums.moments`: both factors, and the number of rows."""
         return self.inputs**2 + self.outputs**2 + 1
 
 
@@ -65,17 +66,18 @@ def linear_places(network: Network) -> list[LinearPlace]:
 
 
 def trusted_places(network: Network) -> list[LinearPlace]:
-    """Those of them that have factors, once the layers to trust are known."""
+    """The Linear layers that have factors; `network.trusted_layers` must be known."""
     return [place for place in linear_places(network) if place.name in network.trusted_layers]
 
 
 class Sums(NamedTuple):
-    """Of one batch.
+    """Sums over one batch.
 
     Attributes:
-        moments: Σ xxᵀ, Σ δδᵀ and the number of rows of each layer, flat; zeros where it has none.
-        left_out: names of layers that the batch goes through, but that have no factors in its
-            graph (see `layer_trust`).
+        moments: Σ xxᵀ, Σ δδᵀ and the number of rows of each layer, flat; zeros for a layer that has
+            no factors in the graph of the batch.
+        left_out: names of layers that the batch goes through, but that have no factors in its graph
+            (see `layer_trust`).
     """
 
     moments: Tensor
@@ -83,7 +85,14 @@ class Sums(NamedTuple):
 
 
 def sums_of(network: Network, batch: Batch, places: list[LinearPlace], form: Form) -> Sums:
-    """The sums of these layers over a batch."""
+    """Sum the moments of these layers over a batch, by one forward and one backward pass.
+
+    Args:
+        network: the model.
+        batch: the samples.
+        places: the layers.
+        form: the form of H_E (see `output_root`).
+    """
     with recorded_linear_layers(network.eager) as layers:
         outputs = network.outputs(batch, eager=True)
     found = floating_tensors_in(outputs)
@@ -118,7 +127,7 @@ def sums_of(network: Network, batch: Batch, places: list[LinearPlace], form: For
 
 
 def _moments(layer: LinearLayer, deltas: list[Tensor], place: LinearPlace) -> Tensor:
-    """Of one layer, in the dtype of its weight."""
+    """Σ xxᵀ, Σ δδᵀ and the number of rows of one layer, flat, in the dtype of its weight."""
     dtype = layer.module.weight.dtype
     x = torch.cat([x.reshape(-1, x.shape[-1]) for x in layer.inputs]).to(dtype)
     delta = torch.cat([d.reshape(-1, d.shape[-1]) for d in deltas]).to(dtype)
@@ -130,9 +139,9 @@ def _moments(layer: LinearLayer, deltas: list[Tensor], place: LinearPlace) -> Te
 
 
 def means_of(sums: Tensor, place: LinearPlace, normaliser: Tensor) -> tuple[Tensor, Tensor]:
-    """A, a mean over rows, and G, over samples: with several calls their parts add up.
+    """A as a mean over rows, and G as a mean over samples; the sums are overwritten.
 
-    In place of the sums.
+    If a layer is called several times for a sample, the contributions of the calls to G add up.
     """
     of_inputs, of_outputs, rows = sums.split([place.inputs**2, place.outputs**2, 1])
     return (

@@ -1,10 +1,10 @@
 """A square root of the loss's curvature in the outputs, times random signs.
 
-With H_E = RRᵀ and independent signs s, the mean of (Rs)(Rs)ᵀ is H_E. So one backward pass from Rs
-gives δ whose second moments are those of the Gauss-Newton matrix, which the gradients of the
-losses have only where the model is right.
+With H_E = RRᵀ and independent random signs s, the mean of (Rs)(Rs)ᵀ is H_E. So one backward pass
+that starts with Rs gives cotangents δ with the second moments of the Gauss-Newton matrix. The
+gradients of the losses have these second moments only if the model is right.
 
-Two forms of H_E have a root in closed form, and nearly every loss has one of them:
+H_E of nearly every loss has one of two forms that have a root in closed form:
 
     diagonal   diag(d)              R = diag(√d)             squared and logistic errors
     softmax    w (diag(p) − ppᵀ)    R = √w (diag(√p) − p√pᵀ)   cross-entropy over classes
@@ -19,21 +19,22 @@ from torch import Tensor
 from krylov_descent.objective.losses import OutputHessian
 
 Form = Literal["diagonal"] | int
-"""Of H_E: diagonal, or a softmax over the classes in this dimension of a single output."""
+"""The form of H_E: diagonal, or the dimension of the classes of a softmax over a single output."""
 
-# Of H_E with a form: relative, and in rounding errors of the outputs, which may be in bfloat16.
+# Tolerances for the agreement of H_E with a form: relative, and in rounding errors of the outputs,
+# which may be in bfloat16.
 AGREEMENT, ROUNDINGS = 1e-3, 4
 
 
 def form_of(hessian: OutputHessian, outputs: list[Tensor]) -> Form | None:
-    """Which form H_E has at these outputs; None where it is zero or not finite.
+    """The form of H_E at these outputs; None if H_E is zero or not finite.
 
     Args:
         hessian: v → H_E v.
-        outputs: z, with a batch in dimension 0.
+        outputs: z, with the batch in dimension 0.
 
     Raises:
-        ValueError: it has neither form.
+        ValueError: H_E has neither form.
     """
     probe = _probe(outputs)
     found = hessian(probe)
@@ -58,12 +59,12 @@ def form_of(hessian: OutputHessian, outputs: list[Tensor]) -> Form | None:
 
 
 def root_times_signs(hessian: OutputHessian, outputs: list[Tensor], form: Form) -> list[Tensor]:
-    """Rs for each of the output tensors; negative curvature counts as none.
+    """Rs for each of the output tensors. Negative curvature counts as zero.
 
     Args:
         hessian: v → H_E v.
         outputs: z.
-        form: of H_E.
+        form: of H_E, by `form_of`.
 
     Cost: a product with H_E.
     """
@@ -78,10 +79,10 @@ def root_times_signs(hessian: OutputHessian, outputs: list[Tensor], form: Form) 
 
 
 def signs_like(tensors: list[Tensor]) -> list[Tensor]:
-    """±1 in the shape of each, by positions alone: the same on every machine and at every step.
+    """±1 in the shape of each tensor, the same on every machine and at every step.
 
-    A hash of the position, as counter-based random generators have it (SplitMix64's multipliers),
-    so that no state of a generator is needed. Positions count on from tensor to tensor.
+    A sign is a hash of its position, as in counter-based random generators (with SplitMix64's
+    multipliers), so no generator needs a state. Positions continue from tensor to tensor.
     """
     signs, first = [], 1
     for z in tensors:
@@ -94,7 +95,10 @@ def signs_like(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _softmax(hessian: OutputHessian, z: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
-    """p, and the w with which H_E is closest to w (diag(p) − ppᵀ): class weights, 0 if ignored."""
+    """p, and the w ≥ 0 for which w (diag(p) − ppᵀ) is closest to H_E.
+
+    w is the class weight of each sample, and 0 where the target is ignored.
+    """
     (v,) = _probe([z])
     (found,) = hessian([v])
     p = z.detach().softmax(dimension)
@@ -104,7 +108,7 @@ def _softmax(hessian: OutputHessian, z: Tensor, dimension: int) -> tuple[Tensor,
 
 
 def _probe(outputs: list[Tensor]) -> list[Tensor]:
-    """Along no special direction: cosines of the positions."""
+    """Vectors along no special direction: cosines of the positions."""
     probes, first = [], 1
     for z in outputs:
         positions = torch.arange(first, first + z.numel(), device=z.device)

@@ -1,8 +1,8 @@
-"""D, with which the Krylov space is made (paper, Section 4) and its vectors are measured.
+"""Preconditioners D, which generate the Krylov space (paper, Section 4) and define its metric.
 
-A preconditioner is made up-to-date once per step, in the walk over set A that finds the
-gradient, and then divides and multiplies vectors. KSD needs D only up to a constant factor; with a
-largest entry of about 1, numbers stay within the range of half precision.
+A preconditioner is updated once per step, in the walk over set A that computes the gradient. Then
+it multiplies vectors with D and D⁻¹. KSD needs D only up to a constant factor. With a largest entry
+of about 1, numbers stay within the range of half precision.
 """
 
 from collections.abc import Sequence
@@ -20,54 +20,55 @@ from krylov_descent.objective.parameters import FlatParameters
 
 @runtime_checkable
 class Preconditioner(Metric, Protocol):
-    """What KSD asks of a preconditioner; any object with these three methods will do.
+    """The interface that KSD requires: any object with these three methods will do.
 
-    Of an object of the user's the attributes are noted before each step, and tensors in them
-    copied: they are put back if the step fails. In a step the objective may be multiplied by a
-    power of two, `objective.scale`.
+    Before each step KSD saves the attributes of a user's preconditioner and copies the tensors in
+    them. If the step fails, KSD restores them. In a step the objective may be multiplied by a power
+    of two, `objective.scale`.
     """
 
     def update(self, objective: Objective, data: Any) -> Evaluation:
-        """Walk over A once, make D, and return value and gradient found on the way.
+        """Walk over A once, make D, and return the value and gradient found on the way.
 
-        `objective.value_and_gradient(data)` returns what is wanted. The data may be a stream
-        that can be walked over only once.
+        `objective.value_and_gradient(data)` returns such an evaluation. The data may be a stream
+        that can be read only once.
         """
 
 
 @runtime_checkable
 class EntrywisePreconditioner(Preconditioner, Entrywise, Protocol):
-    """A preconditioner that acts on each entry by itself."""
+    """A preconditioner that acts on each entry of a vector separately."""
 
 
 @runtime_checkable
 class InPlace(Preconditioner, Protocol):
-    """One whose tensors stay where they are, and that reads no number of them on the host."""
+    """A preconditioner whose tensors keep their memory, and that reads none of them on the host."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What `solve` and `multiply` read: the same at every step, updated in place."""
+        """The tensors that `solve` and `multiply` read, updated in place at every step."""
 
 
 @runtime_checkable
 class EntrywiseInPlace(InPlace, Entrywise, Protocol):
-    """One that also acts on each entry by itself."""
+    """An in-place preconditioner that acts on each entry of a vector separately."""
 
 
 @runtime_checkable
 class FromCurvatureSet(Preconditioner, Protocol):
-    """One that is completed with the samples of B, which are drawn on the walk over A."""
+    """A preconditioner that needs the samples of B, which are drawn in the walk over A."""
 
     def learn(self, objective: Objective, batches: Sequence[Batch]) -> None:
         """Make D, given this rank's samples of B on the device of the parameters."""
 
 
 class FisherDiagonal(Diagonal):
-    """D = diagonal of the Fisher matrix on A, plus λ, relative to its maximum, and at least ε.
+    """D = diagonal of the Fisher matrix on A, plus λ, divided by its maximum, and at least ε.
 
     The diagonal is the mean of the squared per-sample gradients (not the square of the mean
-    gradient). A gradient that is zero everywhere gives D = 1. In D between ε and 1 a vector has a
-    length like its own, so that small gradients make no products overflow in half precision.
+    gradient). A gradient that is zero everywhere gives D = 1. With entries between ε and 1, the
+    length of a vector in D is similar to its own length, so small gradients make no products
+    overflow in half precision.
 
     Args:
         epsilon: the floor relative to the largest entry; the paper's ε.
@@ -83,15 +84,15 @@ class FisherDiagonal(Diagonal):
         return (self.diagonal,)
 
     def update(self, objective: Objective, data: Any) -> Evaluation:
-        """One walk over A for value, gradient and squares."""
+        """Walk over A once for value, gradient and squared gradients."""
         p, D = objective.parameters, self.diagonal
-        # In the same place at every step, as long as it is of the same kind.
+        # All steps use the same tensor while its size, dtype and device fit.
         if (D.numel(), D.dtype, D.device) != (p.numel, p.dtype, p.device):
             self.diagonal = p.empty()
         return objective.value_gradient_and_squares(data, into=self)
 
     def take_squares(self, parameters: FlatParameters, squares: Tensor) -> None:
-        """Make D, in place.
+        """Compute D in place.
 
         Args:
             parameters: of the model.
@@ -99,7 +100,7 @@ class FisherDiagonal(Diagonal):
         """
         parameters.add_decay_constant(squares)
         largest = squares.max()
-        # Without a host decision: where the largest is zero, everything becomes one.
+        # The device decides, so that the host need not wait: if the largest is zero, D becomes one.
         one = torch.ones_like(largest)
         relative = squares.div_(torch.where(largest > 0, largest, one))
         floor = torch.where(largest > 0, self.epsilon * one, one)
@@ -112,7 +113,7 @@ class Identity:
     tensors: tuple[Tensor, ...] = ()
 
     def update(self, objective: Objective, data: Any) -> Evaluation:
-        """One walk over A for value and gradient."""
+        """Walk over A once for value and gradient."""
         return objective.value_and_gradient(data)
 
     def solve(self, vector: Tensor) -> Tensor:
@@ -124,5 +125,5 @@ class Identity:
         return vector.clone()
 
     def part(self, part: slice) -> Entrywise:
-        """The same for any part."""
+        """D = 1 for any part of a vector."""
         return self
