@@ -22,7 +22,7 @@ ROOMS = (
 )
 # Imported in a function, on request alone.
 LAZY = {("optimizers.base", "cuda.engine")}
-MOST_FLOORS = 14
+MOST_FLOORS = 15
 # Rooms in which nothing is known of how an engine runs work.
 PURE = ("optimizers", "algorithms", "objective", "curvature")
 WORDS_OF_ENGINES = ("recording", "cuda.stream", "cuda.event", "triton", "tensor core", "staleness")

@@ -1,6 +1,6 @@
 """The Krylov basis of a step: Algorithm 2 with the curvature on B and the preconditioner D."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,7 +14,7 @@ from krylov_descent.curvature.preconditioners.preconditioner import (
     Preconditioner,
 )
 from krylov_descent.curvature.products import Curvature, CurvatureProduct
-from krylov_descent.objective.batches import Samples
+from krylov_descent.objective.batches import Batch, Samples
 from krylov_descent.objective.objective import Objective
 
 BasisKind = Literal["replicated", "sharded"]
@@ -78,8 +78,7 @@ class KrylovBasis:
         curvature: H.
         samples: the set B.
         preconditioner: D.
-        learn: completes D with the samples of the product, and returns how many of them it computed
-            the gradient of.
+        learn: completes D with this rank's batches of B, and returns whether D took their gradient.
         gradient: g [n], finite and not zero.
         previous_steps: m vectors [n], which join as the last directions. The list is emptied.
         most_previous: the number of previous steps that later steps will have.
@@ -93,7 +92,7 @@ class KrylovBasis:
     curvature: Curvature
     samples: Samples
     preconditioner: Preconditioner
-    learn: Callable[[CurvatureProduct], int]
+    learn: Callable[[Objective, Sequence[Batch]], bool]
     gradient: Tensor
     previous_steps: list[Tensor]
     most_previous: int
@@ -105,7 +104,8 @@ class KrylovBasis:
     def prepare(self) -> tuple[CurvatureProduct, int]:
         """The curvature product over B, and the `samples_for_metric` of the basis."""
         product = self.curvature.at(self.objective, self.samples)
-        return product, self.learn(product)
+        took_gradient = self.learn(self.objective, product.batches)
+        return product, product.samples if took_gradient else 0
 
     def run(self) -> Basis:
         """Prepare, then make the basis."""

@@ -7,6 +7,8 @@ error, and each layer alone could correct it. The factors ignore other layers, s
 layers correct the error at once.
 """
 
+from collections.abc import Sequence
+
 from krylov_descent.curvature.preconditioners.kronecker import KroneckerFactors
 from krylov_descent.curvature.preconditioners.preconditioner import (
     FisherDiagonal,
@@ -14,7 +16,8 @@ from krylov_descent.curvature.preconditioners.preconditioner import (
     Identity,
     Preconditioner,
 )
-from krylov_descent.curvature.products import CurvatureProduct
+from krylov_descent.objective.batches import Batch
+from krylov_descent.objective.objective import Objective
 
 # The damping of Kronecker factors relative to ε: a floor affects few entries of a diagonal, damping
 # affects all.
@@ -62,15 +65,15 @@ class PreconditionerSchedule:
         self.current = FisherDiagonal(self._epsilon) if first else self.last
         return True
 
-    def learn(self, product: CurvatureProduct) -> int:
-        """Complete D with the samples of B. Returns how many samples' gradients that took."""
+    def learn(self, objective: Objective, batches: Sequence[Batch]) -> bool:
+        """Complete D with this rank's batches of B. Returns whether D took their gradient."""
         if isinstance(self.current, FromCurvatureSet):
-            self.current.learn(product.objective, product.batches)
-            return product.samples
+            self.current.learn(objective, batches)
+            return True
         if isinstance(self.last, KroneckerFactors):
             # Refuse unsuitable models at the first step, not when the factors are first used.
-            self.last.check(product.objective, product.batches)
-        return 0
+            self.last.check(objective, batches)
+        return False
 
 
 def make_preconditioner(given: str | Preconditioner, epsilon: float) -> Preconditioner:
