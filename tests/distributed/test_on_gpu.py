@@ -15,7 +15,10 @@ from tests.optimizers.nets import classes, net, parameters_of
 
 pytestmark = pytest.mark.gpu
 MAKERS: dict[str, Any] = {
-    "ksd": lambda model: KSD(model, nn.CrossEntropyLoss(), dimension=6, bfgs_iterations=5),
+    # With one previous step the whole basis is recorded at the second step.
+    "ksd": lambda model: KSD(
+        model, nn.CrossEntropyLoss(), dimension=6, bfgs_iterations=5, previous_steps=1
+    ),
     "ksd, sharded": lambda model: KSD(
         model, nn.CrossEntropyLoss(), dimension=6, bfgs_iterations=5, basis="sharded"
     ),

@@ -51,30 +51,6 @@ def test_products_in_tf32_are_nearly_those_of_float32() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
 
 
-@pytest.mark.gpu
-def test_a_recorded_epoch_is_the_plain_epoch() -> None:
-    """Momentum, clipping and a last mini-batch that is smaller, bit for bit."""
-    data = classes(dtype=torch.float64)
-    assert len(data[0]) % 7
-    found = []
-    for recorded in (True, False):
-        model = net(torch.float64).cuda()
-        optimizer = FirstOrder(
-            model,
-            nn.CrossEntropyLoss(),
-            torch.optim.SGD,
-            lr=0.1,
-            momentum=0.9,
-            batch_size=7,
-            clip_norm=0.1,
-            cuda_graphs=recorded,
-        )
-        losses = [optimizer.step(data).loss_after for _ in range(3)]
-        found.append((losses, parameters_of(model)))
-    assert found[0][0] == found[1][0]
-    assert torch.equal(found[0][1], found[1][1])
-
-
 class Rebinding(torch.optim.Optimizer):
     """Gradient descent that gives the parameters a new place at every step."""
 
