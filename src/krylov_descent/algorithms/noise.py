@@ -156,8 +156,8 @@ def noise_from(sums: Tensor) -> float:
 def _whitening(points: int) -> list[list[float]]:
     """The matrix [p − 3, p − 3] that makes overlapping differences uncorrelated.
 
-    Each then has the variance of one value. For four points the matrix divides by √20, where 20 =
-    1² + 3² + 3² + 1².
+    Each then has the variance of one value. For four points the matrix divides by √20,
+    where 20 = 1² + 3² + 3² + 1².
     """
     difference = np.diff(np.eye(points), n=ORDER, axis=0)  # [p − 3, p]
     rows: list[list[float]] = np.linalg.inv(np.linalg.cholesky(difference @ difference.T)).tolist()
