@@ -1,7 +1,7 @@
 """The damping λ of a quadratic model, adapted after Levenberg and Marquardt (Martens 2010, 4.1).
 
-How well the quadratic foretold the last change of the objective decides how much it is trusted
-in the next step.
+The next step trusts the quadratic more or less, depending on how well the quadratic predicted the
+last change of the objective.
 """
 
 import math
@@ -12,9 +12,9 @@ RAISED, LOWERED = 3 / 2, 2 / 3
 
 
 def reduction_ratio(change: float, predicted: float) -> float:
-    """ρ: the change of the objective over the one that the quadratic foretold.
+    """ρ: the change of the objective divided by the change that the quadratic predicted.
 
-    Minus infinity where the objective rose, is not finite, or nothing was foretold.
+    Minus infinity if the objective rose or is not finite, or if the predicted change is zero.
     """
     if not change <= 0 or predicted == 0:
         return -math.inf

@@ -26,24 +26,24 @@ class InverseHessian:
         return product
 
     def update(self, step: Array, change: Array) -> None:
-        """Learn that this step caused this change of the gradient, so that H·change = step.
+        """Learn that this step changed the gradient by `change`, so that H·change = step.
 
-        Left out when the curvature along the step, stepᵀchange, is not safely positive: the
-        matrix would lose its definiteness.
+        The update is skipped if the curvature along the step, stepᵀchange, is not safely positive:
+        the matrix would lose its definiteness.
         """
         curvature = float(step.dot(change))
         squares = float(change.dot(change))
         if curvature <= EPSILON * math.sqrt(float(step.dot(step))) * math.sqrt(squares):
             return
         if self.is_identity:
-            # The usual scaling of the first matrix, but only upwards: a first direction that is
-            # more curved than expected says nothing against the scale of the others, and
-            # directions taken for too curved are slow to be learnt.
+            # The usual scaling of the first matrix, but only upwards. If the first direction has
+            # more curvature than expected, this says nothing about the other directions. BFGS is
+            # slow to learn a direction whose curvature it overestimates.
             self.matrix *= max(1.0, curvature / squares)
             self.is_identity = False
         image = self.matrix.dot(change)
         weight = (1 + float(change.dot(image)) / curvature) / curvature
-        # weight·ssᵀ − (s·imageᵀ + image·sᵀ)/curvature, as one matrix and its transpose.
+        # weight·ssᵀ − (s·imageᵀ + image·sᵀ)/curvature, as one matrix plus its transpose.
         half = step[:, None] * (0.5 * weight * step - image / curvature)
         self.matrix += half
         self.matrix += half.T

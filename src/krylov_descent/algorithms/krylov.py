@@ -1,10 +1,11 @@
 """Algorithm 2 of the paper: vectors that span { (D⁻¹H)ᵏ D⁻¹g, 0 ≤ k < K } and previous steps.
 
-They are made orthonormal in the inner product of D, VᵀDV = 1, where the paper has VᵀV = 1: the same
-subspace. There D⁻¹H is symmetric, so that of a new vector the last two rows have nearly
-everything that the rows have (Lanczos). That goes first, and one look at all the rows is enough
-for the rest, where Gram and Schmidt take two, and H̄ = VᵀHV a third. What the paper does with
-orthonormal vectors is done with the help of VᵀV (`coordinates.Coordinates`).
+The vectors are orthonormal in the inner product of D, VᵀDV = 1. The paper has VᵀV = 1, with the
+same span. In the inner product of D the matrix D⁻¹H is symmetric, so nearly all that a new vector
+has in common with the rows lies along the last two rows (Lanczos). These two components are removed
+first. One pass over all rows then removes the rest and gives H̄ = VᵀHV. Gram-Schmidt would take two
+passes, and H̄ a third. The paper's computations with orthonormal vectors use VᵀV here
+(`coordinates.Coordinates`).
 """
 
 from collections.abc import Callable
@@ -22,8 +23,8 @@ from krylov_descent.runtime.ops import operations
 
 Product = Callable[[Tensor], Tensor]
 
-# Of a new direction, what is left after orthogonalisation counts as nothing below this many
-# units of rounding: it would be a random vector.
+# A direction counts as zero if orthogonalisation leaves less than this many units of rounding of
+# it: the remainder would be a random vector.
 BREAKDOWN_UNITS = 100.0
 
 
@@ -35,43 +36,43 @@ def fill_with_krylov_space(
     previous_steps: list[Tensor],
     placement: Placement,
 ) -> Tensor:
-    """Algorithm 2, safe against breakdown, with any number of previous steps.
+    """Fill V by Algorithm 2, safe against breakdown, with any number of previous steps.
 
     Args:
-        rows: for V; K of the Krylov space, and m of the previous steps.
-        product: v [n] → this rank's part of Hv [n], which add up over ranks: a new vector, which
-            is overwritten.
-        metric: D on the part of a vector that the placement keeps.
+        rows: storage of V, with K rows for the Krylov space and m rows for the previous steps.
+        product: v [n] → this rank's summand of Hv [n], a new vector that may be overwritten.
+        metric: D on the part of a vector that the placement stores.
         gradient: g [n], finite and not zero, the same on all ranks.
         previous_steps: m vectors [n], which join as the last directions in this order; none on the
-            first step. Emptied, so that nothing but the rows holds them.
-        placement: which part of each vector this rank keeps.
+            first step. The list is emptied, so that only the rows hold them.
+        placement: which part of each vector this rank stores.
 
     Returns:
-        What `found_on_host` reads: H̄, VᵀV, and the squared lengths of the directions before they
-        were made 1, zero for one that vanished, whose row is zero.
+        A tensor for `found_on_host`: H̄, VᵀV, and the squared lengths of the directions before
+        normalisation. A direction that vanished has length zero and a zero row.
 
     With a good preconditioner D⁻¹H is near the identity and a new direction may vanish. Then the
-    Krylov part ends; a previous step still joins unless it lies in the span already. On a
-    GPU that takes no decision on the host: a vanished direction becomes zero, as does all that
-    follows from it.
+    Krylov part ends. A previous step still joins unless it lies in the span already. On a GPU the
+    host decides nothing: a vanished direction becomes zero, and so does everything computed from
+    it.
 
-    Cost: r products, D⁻¹ each. For a vector that follows k others these are read twice, 2kn
-    multiply-adds, and for VᵀV all at the end, r²n. For each product, what the placement sends.
-    For a previous step two products with D in place of D⁻¹. Where these are dear, D times the rows
-    is kept, too (`Images`), and read once; elsewhere there is one for every vector.
+    Cost, for r rows: r products with H, each followed by D⁻¹. A vector that follows k others reads
+    these twice, with 2kn multiply-adds. VᵀV reads all rows once, with r²n multiply-adds. Each
+    product has the communication of the placement. A previous step takes two products with D in
+    place of D⁻¹. Where products with D are expensive, D times the rows is stored, too (`Images`),
+    and read once. Otherwise every vector takes one more product with D.
     """
     krylov = rows.count - len(previous_steps)
     curvature = gradient.new_zeros(rows.count, rows.count)
     lengths = gradient.new_zeros(rows.count)
     images = Images(rows, metric)
-    # What is stored less exactly cannot tell a smaller remainder from its own rounding.
+    # Rounded rows cannot tell a smaller remainder from their own rounding.
     least = max(BREAKDOWN_UNITS * torch.finfo(gradient.dtype).eps, rows.epsilon) ** 2
     for slot in range(krylov, rows.count):
-        rows.put(slot, placement.own(previous_steps.pop(0)))  # where they wait
+        rows.put(slot, placement.own(previous_steps.pop(0)))  # waits for `add_previous`
 
     def curved(k: int) -> Tensor:
-        """Hv_k."""
+        """This rank's part of Hv_k."""
         return placement.total(product(placement.whole(rows.get(k))))
 
     def times(which: slice, w: Tensor) -> Tensor:
@@ -81,22 +82,23 @@ def fill_with_krylov_space(
         return placement.settled(placement.dots(a @ b))
 
     def scale_of(k: int, squared: Tensor, before: Tensor) -> Tensor:
-        """What makes 1 of the length of what is left of a vector, given both lengths' squares."""
+        """1/‖u‖_D, or 0 on breakdown, from ‖u‖_D² now and `before` orthogonalisation."""
         return operations().scale_of_length(squared, least, before, lengths[k : k + 1])
 
     def add(k: int, u: Tensor, w: Tensor, taken: Tensor, scale: Tensor) -> bool:
-        """Make row k of what is left of u, times a scale; False if it is seen to be 0.
+        """Store u times a scale as row k; False if the host sees that the row is zero.
 
-        Multiples of rows were taken from u, and w is Du with them.
+        w is Du from before the multiples `taken` of the rows were subtracted from u.
         """
         rows.put(k, u, scale)
         images.keep(k, w, taken, scale)
-        # To read a number takes a GPU a stop, and a CPU nothing. NaN goes on, and is found in H̄.
+        # Reading a number makes the host wait for a GPU, and costs nothing on a CPU. NaN goes on,
+        # and shows up in H̄.
         unread = u.is_cuda or not operations().may_read
         return unread or float(lengths[k]) != 0
 
     def add_next(k: int) -> bool:
-        """Row k of D⁻¹Hv, v the row before; on the way that one's row of H̄."""
+        """Make row k from D⁻¹Hv, with v the row before it, and write row k - 1 of H̄."""
         w = curved(k - 1)
         known, near = slice(0, k), slice(max(0, k - 2), k)
         projected = curvature[k - 1, known]
@@ -105,36 +107,36 @@ def fill_with_krylov_space(
         along = times(near, w)
         images.subtract(w, near, along)
         found = times(known, w)
-        if type(placement) is Alone:  # else ranks have to agree in between
+        if type(placement) is Alone:  # otherwise ranks must agree in between
             place = lengths[k : k + 1]
             both = _remainder_at_once(rows, metric, w, found, along, least, projected, place)
             if both is not None:
                 u, scale = both
                 return add(k, u, w, found, scale)
         u = rows.subtracted(metric.solve(w), known, found)
-        if not rows.rounded:  # VᵀDV = 1, and so this is Vᵀ(Hv), too
+        if not rows.rounded:  # because VᵀDV = 1, `found` plus `along` is Vᵀ(Hv)
             projected.copy_(found)
             projected[near] += along
-        # uᵀw is uᵀDu, since u is orthogonal to the rows. All ranks must come to the same decision.
+        # uᵀw is uᵀDu, since u is orthogonal to the rows. All ranks must reach the same decision.
         parts = torch.stack([placement.dots(u @ w), projected @ projected])
         squared, removed = placement.settled(parts).unbind()
         return add(k, u, w, found, scale_of(k, squared, squared + removed))
 
     def add_previous(k: int) -> bool:
-        """Row k of the previous step that waits there, orthogonalised twice."""
+        """Make row k from the previous step stored there, orthogonalised twice."""
         u, known = rows.get(k).clone(), slice(0, k)
         w = metric.multiply(u)
         before = dot(u, w)
         u = rows.subtracted(u, known, times(known, w))
         del w
-        # Of u itself: w less what was taken would have rounding of its own, which u has not.
+        # Computed from u anew: an updated w would have rounding errors that u does not have.
         w = metric.multiply(u)
         taken = times(known, w)
         u = rows.subtracted(u, known, taken)
         return add(k, u, w, taken, scale_of(k, dot(u, w), before))
 
     def measure(k: int) -> None:
-        """The row of H̄ of a direction that no other follows from."""
+        """Compute row k of H̄, for a direction from which no other is made."""
         curvature[k, : k + 1] = times(slice(0, k + 1), curved(k))
 
     own = placement.own(gradient)
@@ -163,17 +165,18 @@ def _remainder_at_once(
     projected: Tensor,
     place: Tensor,
 ) -> tuple[Tensor, Tensor] | None:
-    """What is left of D⁻¹w, and its scale, at once; None where single operations are for it.
+    """The remainder of D⁻¹w and its scale by fused operations; None if these are not available.
 
     Args:
         rows: V.
         metric: D.
-        w: from which D times the last rows was taken already; overwritten where D is diagonal.
-        found: Vᵀw for the first rows, which are to be taken from D⁻¹w.
-        along: what was taken of the last of these before.
-        least: as in `scale_of_length`, where the other is everything, with what was taken.
-        projected: where all that was taken is to be written.
-        place: as in `scale_of_length`.
+        w: Hv minus D times its components along the last rows; overwritten if D is diagonal.
+        found: Vᵀw for the first rows, which are subtracted from D⁻¹w.
+        along: the components along the last rows that were subtracted before.
+        least: the threshold of `scale_of_length`, relative to the squared length with all
+            components.
+        projected: receives all components: `found`, with `along` added to the last ones.
+        place: receives the squared length of the remainder, as in `scale_of_length`.
     """
     if not (rows.plain and operations().fuses):
         return None
@@ -186,15 +189,16 @@ def _remainder_at_once(
 
 
 def found_on_host(found: Tensor) -> tuple[list[int], Tensor, Tensor]:
-    """The rows that did not vanish, and H̄ and VᵀV between these alone, symmetric, on the CPU.
+    """The rows that did not vanish, and H̄ and VᵀV between these rows, symmetric, on the CPU.
 
-    H̄ is in float64, and VᵀV in the precision of vectors.
+    H̄ is in float64, and VᵀV in the precision of the vectors.
 
     Args:
-        found: by `fill_with_krylov_space`, [2(K + m) + 1, K + m], of H̄ and VᵀV the lower triangles.
-            Read in one piece: each is a wait for a GPU.
+        found: by `fill_with_krylov_space`, [2(K + m) + 1, K + m]. Of H̄ and VᵀV only the lower
+            triangles are used. It is copied to the host at once, because each copy waits for the
+            GPU.
     """
-    # By NumPy: torch's tril and indices wake all threads of the CPU (see `threads`).
+    # By NumPy: torch's tril and indexing start all CPU threads (see `threads`).
     numbers = found.cpu().numpy()
     count = numbers.shape[1]
     both = numbers[:-1].reshape(2, count, count)

@@ -1,25 +1,25 @@
-"""A line search for the strong Wolfe conditions that knows how noisy the values are.
+"""A line search for the strong Wolfe conditions that takes the noise of the values into account.
 
-The search asks for trials of a function φ of one variable, the step. Each trial is judged:
+The search asks for trials of a function φ of one variable, the step. It judges each trial:
 
     too far      not finite, wild, no sufficient decrease, or climbing steeply
     too short    sufficient decrease, but still descending steeply
     acceptable   sufficient decrease, and a slope small beside the first one (strong Wolfe)
 
-Behind a kink no slope may be small, however close the trials come to it. The weak Wolfe conditions
-can be met there, by a trial that decreases sufficiently but climbs steeply. They are all that BFGS
-needs (Lewis & Overton 2013).
+At a kink there may be no small slope, however close the trials come to it. A trial behind the kink
+that decreases sufficiently but climbs steeply meets the weak Wolfe conditions. They are all that
+BFGS needs (Lewis & Overton 2013).
 
-Steps grow until one is too far. From then on the longest too short and the shortest too far trial
-form a bracket, and the next step is interpolated inside it. For a smooth φ the bracket holds an
-acceptable step: φ minus the line of sufficient decrease falls at the short end, and at the far end
-lies above zero or climbs, so it has a minimum between.
+Steps grow until one is too far. From then on the longest trial that was too short and the shortest
+trial that was too far form a bracket, and the next step is interpolated inside it. For a smooth φ
+the bracket holds an acceptable step: φ minus the line of sufficient decrease falls at the short
+end. At the far end it lies above zero or climbs. So it has a minimum between the ends.
 
-Wild is a slope that the values know nothing of, as where a recurrent net is chaotic: there the
-value may be lower by chance, but nothing leads on from it.
+A slope is wild if the values give no sign of it, as where a recurrent net is chaotic. There the
+value may be lower by chance, but the search cannot continue from such a trial.
 
-A change of the value that is lost in the noise tells nothing, but slopes still do: a value carries
-the rounding of a large constant, a slope does not. There the slopes alone judge the trial (the
+A change of the value below the noise has no meaning, but slopes still do: a value carries the
+rounding of a large constant, a slope does not. In this case the slopes alone judge the trial (the
 approximate Wolfe conditions of Hager & Zhang, 2005) and place the next one.
 """
 
@@ -29,17 +29,19 @@ from typing import Any, NamedTuple
 
 from krylov_descent.algorithms.interpolation import Point, middle, step_between, step_beyond
 
-# Of the Wolfe conditions: the part of the decrease that the first slope promises to insist on, and
-# the part of that slope that may remain.
+# The Wolfe conditions: the required fraction of the decrease that the first slope promises, and the
+# fraction of that slope that may remain.
 SUFFICIENT_DECREASE, CURVATURE = 1e-4, 0.9
 
-# Two values compared have √2 times the noise of one, so this is about two standard deviations.
+# The difference of two values has √2 times the noise of one, so this is about two standard
+# deviations.
 NOISE_ALLOWANCE = 3.0
 
-# A slope is wild if it is this many times the first one, and the mean slope of the values so far.
+# A slope is wild if it exceeds this many times the first slope, and this many times the mean slope
+# of the values from the start to the trial.
 WILD = 1e3
 
-# A bracket that did not shrink to this part is halved next, whatever interpolation says.
+# If the bracket did not shrink to this fraction, the next step is its middle.
 ENOUGH_SHRINKAGE = 2 / 3
 
 
@@ -49,7 +51,7 @@ class Trial(NamedTuple):
     step: float
     value: float
     slope: float  # the directional derivative at this step
-    gradient: Any  # carried for the caller, never looked at here
+    gradient: Any  # passed on to the caller, not used here
 
 
 class LineSearchOutcome(StrEnum):
@@ -65,9 +67,9 @@ class LineSearchOutcome(StrEnum):
 class LineSearchResult(NamedTuple):
     """What a line search found and what it cost."""
 
-    accepted: Trial | None  # the trial that meets the conditions
-    best: Trial  # the lowest value seen that is not wild, the start included
-    beyond: Trial | None  # the shortest that was too far and is not wild
+    accepted: Trial | None  # the trial that meets the conditions, if any
+    best: Trial  # the trial with the lowest value that is not wild; may be the start
+    beyond: Trial | None  # the shortest trial that was too far and is not wild
     evaluations: int
     outcome: LineSearchOutcome
 
@@ -80,29 +82,32 @@ class _Miss(Enum):
 class WolfeSearch:
     """The search for a step that meets the strong Wolfe conditions.
 
-    With φ the value and φ' the slope, a step t > 0 is accepted when
-    φ(t) ≤ φ(0) + sufficient_decrease · t · φ'(0) and |φ'(t)| ≤ curvature · |φ'(0)|;
-    the second condition is enough where φ(t) and φ(0) agree to within their noise.
+    With φ the value and φ' the slope, a step t > 0 is accepted if
+    φ(t) ≤ φ(0) + sufficient_decrease · t · φ'(0) and |φ'(t)| ≤ curvature · |φ'(0)|.
+    The second condition is enough if φ(t) and φ(0) agree to within their noise.
 
-    It asks for a trial at `step` and goes on when `tell` is called with it:
+    The search asks for a trial at `step` and continues when `tell` is called with it:
 
         while search.result is None:
             search.tell(trial_at(search.step))
 
     Args:
         start: the trial at step 0; its slope must be negative.
-        first_step: the first step asked for.
-        noise: standard deviation of the absolute error of one value; 0 says they are exact.
-        sufficient_decrease: the part of the decrease promised by the first slope to insist on.
-        curvature: the part of the first slope that may remain.
+        first_step: the first step to try.
+        noise: standard deviation of the absolute error of one value; 0 means that values are exact.
+        sufficient_decrease: the required fraction of the decrease that the first slope promises.
+        curvature: the fraction of the first slope that may remain.
         max_evaluations: the most trials to ask for.
         weak: whether the weak Wolfe conditions are enough.
 
     Attributes:
-        step: the step asked for; of no meaning after the end.
-        result: what was found; None while trials are asked for.
+        step: the step to try; meaningless after the end.
+        result: what was found; None until the end.
 
-    Memory: at most three trials are held: ``start``, the best, and the shortest that was too far.
+    Memory: at most three trials: ``start``, the best, and the shortest that was too far.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -124,17 +129,17 @@ class WolfeSearch:
         self.result: LineSearchResult | None = None
         self.best = start
         self.beyond: Trial | None = None
-        # The longest that was too short, and the one before it.
+        # The longest trial that was too short, and the one before it.
         self.low = self.shorter = _point(start)
-        # The shortest that was too far; NaN where nothing can be interpolated with it.
+        # The shortest trial that was too far; with NaN if it cannot be used for interpolation.
         self.high: Point | None = None
         self.width = math.inf  # of the bracket between low and high
 
     def tell(self, trial: Trial) -> None:
-        """Take the trial at `step`, and go on to the next step or to the result.
+        """Take the trial at `step`, and continue to the next step or the result.
 
         Args:
-            trial: a value or slope in it that is not finite means too far.
+            trial: too far if its value or slope is not finite.
 
         Raises:
             RuntimeError: there is a result already.
@@ -168,7 +173,7 @@ class WolfeSearch:
         return abs(trial.slope) <= WILD * max(-self.start.slope, change / trial.step)
 
     def _judge(self, trial: Trial) -> LineSearchOutcome | _Miss:
-        """By which conditions a sound trial is acceptable, or how it misses them."""
+        """The conditions that a sound trial meets, or how it misses them."""
         change, first_slope = trial.value - self.start.value, self.start.slope
         values_tell = abs(change) >= self.allowance
         if values_tell and change > self.sufficient_decrease * trial.step * first_slope:
@@ -182,7 +187,7 @@ class WolfeSearch:
         return LineSearchOutcome.APPROXIMATE_WOLFE
 
     def _place_next(self) -> None:
-        """Ask for a step beyond ``low``, or inside the bracket; or give up."""
+        """Ask for a step beyond ``low`` or inside the bracket, or give up."""
         low, high = self.low, self.high
         if high is None:
             self.step = step_beyond(self.shorter, low, self.allowance)

@@ -1,4 +1,4 @@
-"""The symmetric positive definite matrix D in which vectors of the basis are orthonormal."""
+"""The symmetric positive definite matrix D in which the basis vectors are orthonormal."""
 
 from typing import Protocol, runtime_checkable
 
@@ -17,14 +17,14 @@ class Metric(Protocol):
 
 @runtime_checkable
 class Entrywise(Metric, Protocol):
-    """A diagonal one, which acts on each entry by itself, and so on a part of a vector."""
+    """A diagonal D. It acts on each entry separately, and so on any part of a vector."""
 
     def part(self, part: slice) -> "Entrywise":
-        """D for this part of vectors."""
+        """D for this part of a vector."""
 
 
 class Diagonal:
-    """D as its diagonal [n]."""
+    """D, stored as its diagonal [n]."""
 
     def __init__(self, diagonal: Tensor) -> None:
         self.diagonal = diagonal
@@ -38,5 +38,5 @@ class Diagonal:
         return vector * self.diagonal
 
     def part(self, part: slice) -> Entrywise:
-        """That part of the diagonal."""
+        """D for this part of a vector."""
         return Diagonal(self.diagonal[part])

@@ -1,4 +1,4 @@
-"""D times the rows of a basis, which orthogonality in D asks for."""
+"""D times the rows of a basis, which orthogonalisation in the inner product of D needs."""
 
 from torch import Tensor
 
@@ -8,16 +8,16 @@ from krylov_descent.runtime.ops import operations
 
 
 class Images:
-    """DV, kept beside V where that takes less time than to multiply with D again.
+    """Products with DV, from a cache of DV where that is faster than to multiply with D again.
 
-    That is where D does not act entry by entry. Not beside a basis that is kept in few digits, or
-    elsewhere for want of memory.
+    DV is cached if D does not act entry by entry. It is not cached for a basis in fewer digits or
+    on another device, where memory is short.
 
     Args:
         rows: V.
         metric: D.
 
-    Memory: as much as the rows, where it is kept.
+    Memory: as much as the rows, if DV is cached.
     """
 
     def __init__(self, rows: StoredBasis, metric: Metric) -> None:
@@ -28,7 +28,7 @@ class Images:
             self._kept = StoredBasis(slots, size, rows.stored, Storage())
 
     def subtract(self, w: Tensor, which: slice, coefficients: Tensor) -> None:
-        """Take D times a combination of some rows from a vector, in place."""
+        """Subtract D times a combination of some rows from a vector, in place."""
         rows = self._rows
         if self._kept is not None and w.is_cuda:  # in one kernel
             self._kept.subtracted(w, which, coefficients)
@@ -48,13 +48,14 @@ class Images:
             w.sub_(self._metric.multiply(combined))
 
     def keep(self, k: int, w: Tensor, taken: Tensor, scale: Tensor) -> None:
-        """The same of row k, which is u times a scale.
+        """Cache D times row k, which is u times a scale.
 
         Args:
             k: the row.
-            w: Du from before multiples of the first rows were taken from u [n]. May be overwritten.
-            taken: these multiples; none for the first row, whose w is left as it is.
-            scale: a number.
+            w: Du [n] from before multiples of the first rows were subtracted from u; may be
+                overwritten.
+            taken: these multiples; none for the first row, whose w is not overwritten.
+            scale: a tensor of one number.
         """
         if self._kept is None:
             return

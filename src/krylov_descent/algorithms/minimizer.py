@@ -1,7 +1,7 @@
-"""A minimiser asks for points and is told the value and the gradient there; it calls nothing.
+"""A minimiser asks for points and is told the value and gradient there. It calls no function.
 
-So whoever evaluates the function decides how: at once, over several processes, or by a launch on a
-GPU, which can begin as soon as the next point is known. `minimize` is the plain way to do it.
+So the caller decides how to evaluate the function: at once, over several processes, or by a launch
+on a GPU as soon as the next point is known. `minimize` is the simplest caller.
 """
 
 from collections.abc import Callable
@@ -13,18 +13,18 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Minimizer(Protocol[Point, Result_co]):
-    """A minimisation under way."""
+    """A minimisation in progress."""
 
     @property
     def point(self) -> Point:
-        """The point asked for, until `tell` is called; after the end, the point of the result."""
+        """The point to evaluate; after the end, the point of the result."""
 
     @property
     def result(self) -> Result_co | None:
-        """What was found; None while points are asked for."""
+        """What was found; None until the end."""
 
     def tell(self, value: float, gradient: Point, /) -> None:
-        """Take value and gradient at `point` and go on to the next point, or to the result.
+        """Take the value and gradient at `point`, and continue to the next point or the result.
 
         Raises:
             RuntimeError: there is a result already.
@@ -37,9 +37,9 @@ def minimize(
     """Evaluate a function wherever a minimiser asks for it, until there is a result.
 
     Args:
-        method: the minimiser; it may be under way already.
-        function: from a point to the value and the gradient there. What it raises is passed on,
-            and `method` still asks for the same point.
+        method: the minimiser; it may be in progress already.
+        function: a point → the value and gradient there. Its exceptions are passed on, and `method`
+            then still asks for the same point.
     """
     while (result := method.result) is None:
         method.tell(*function(method.point))

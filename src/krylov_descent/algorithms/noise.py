@@ -20,18 +20,19 @@ from krylov_descent.runtime.threads import one_thread
 
 ORDER = 3  # of the differences
 NOISE_POINTS = 4
-# CLOSER: the factor between the distances of two measurements. FALL: an estimate that is not
-# rounding falls at least by this factor. STAYS: one that did not fall so often in a row is
-# rounding; once is not enough, because a kink close to a point can hide the fall.
+# CLOSER: the ratio between the distances of two measurements. FALL: an estimate that is not
+# rounding falls at least by this factor. STAYS: an estimate is rounding if it did not fall this
+# many times in a row; once is not enough, because a kink close to a point can hide the fall.
 CLOSER, FALL, STAYS, MOST_MEASUREMENTS = 16.0, 4.0, 2, 6
 
 
 def noise_steps(epsilon: float) -> list[float]:
-    """Parts of a step of an optimiser, back from the start of a search, for measuring noise.
+    """Points at which to measure noise, as fractions of an optimiser's step back from the start.
 
-    What is left of the values there after third differences is noise, if the points are so close
-    that the objective itself is a quadratic. Over a full step its cubic part is at most about as
-    large as the objective; a fraction of a tenth of ε^⅓ makes that a thousandth of the rounding.
+    Third differences of the values at these points are noise if the points are so close that the
+    objective is a quadratic there. Over a full step the cubic part of the objective is at most
+    about as large as the objective. A spacing of a tenth of ε^⅓ makes it a thousandth of the
+    rounding.
     """
     spacing = 0.1 * epsilon ** (1 / 3)
     return [-k * spacing for k in range(NOISE_POINTS)]
@@ -41,17 +42,17 @@ def settled_noise(measure: Callable[[float], float], limit: float) -> float:
     """The noise, measured where the function is a parabola to within its noise.
 
     Along a direction that is too long, or across a kink, third differences show the function
-    itself. That part falls with the distance of the points (to 1/4096 or 1/16 of itself, if they
-    are 16 times as close), and rounding does not: an estimate that is too large to be believed is
-    measured again closer in, until it is believable or stays.
+    itself. This part falls with the distance of the points (to 1/4096 or 1/16 of itself, if they
+    are 16 times as close), and rounding does not. An estimate above the limit is measured again
+    with closer points, until it is below the limit or stops falling.
 
     Args:
-        measure: from a factor (1 or less) to the noise that is estimated from points at that many
-            times the distance of `noise_steps`; not finite where a value is not.
-        limit: the most that is believed without a second measurement, √ε of the value or so.
+        measure: a factor (1 or less) → the noise estimated from points at that multiple of the
+            distances of `noise_steps`; not finite if a value is not finite.
+        limit: the largest estimate to accept without a second measurement, about √ε of the value.
 
     Returns:
-        The noise; infinity, which says nothing, if it neither falls below the limit nor stays.
+        The noise; infinity, which means unknown, if it neither falls below the limit nor stays.
     """
     distance, stayed = 1.0, 0
     noise = measure(distance)
@@ -60,7 +61,7 @@ def settled_noise(measure: Callable[[float], float], limit: float) -> float:
             return noise
         distance /= CLOSER
         closer = measure(distance)
-        if closer == 0:  # the points are one and the same
+        if closer == 0:  # the points coincide
             break
         stayed = stayed + 1 if closer > noise / FALL else 0
         noise = closer
@@ -74,23 +75,26 @@ def noise_of_sum(values: Tensor) -> float:
 
     Two estimates are made, and the larger one is returned:
 
-    * from each sample's own differences, as if samples erred independently. It averages over
-      N samples, so it is precise, but blind to what they share;
-    * from the differences of the sums. It also sees errors that samples share, such as the
-      rounding of the parameters, but with p − 3 degrees of freedom it is easily wrong by a factor
-      of two; with four points it is the size of one random number.
+    * from each sample's own differences, as if the errors of samples were independent. It averages
+      over N samples, so it is precise, but it misses errors that samples share;
+    * from the differences of the sums. It also sees errors that samples share, such as the rounding
+      of the parameters. With p − 3 degrees of freedom it is easily wrong by a factor of two; with
+      four points it is the size of one random number.
 
-    So the first is a floor under the second, which alone would often report next to no noise.
-    Shared errors may still be underrated when the second happens to be small. In return, where
-    there are none, the larger of the two is somewhat too high (four points: by 22 % in the root
-    mean square), which costs the user of the noise less than too low would.
+    The first estimate is a floor under the second, which alone would often report next to no noise.
+    Shared errors may still be underrated when the second happens to be small. Without shared errors
+    the larger of the two is somewhat too high (four points: by 22 % in the root mean square). Too
+    high an estimate costs less than one that is too low.
 
     Args:
-        values: [p, N] float64, p ≥ 4: the values of N samples at p equally spaced points of a
-            line. The points must be so close that the smooth part is a parabola to within the
-            noise, and so far apart that each is rounded anew. More points sharpen the estimate.
+        values: [p, N] float64, p ≥ 4: the values of N samples at p equally spaced points of a line.
+            The points must be so close that the smooth part is a parabola to within the noise, and
+            so far apart that each is rounded anew. More points sharpen the estimate.
 
-    Returns exactly 0.0 where the third differences vanish. Cost: O(p²N) operations.
+    Returns exactly 0.0 if the third differences vanish. Cost: O(p²N) operations.
+
+    Raises:
+        ValueError: the values have a wrong shape or dtype, or are not finite.
     """
     if values.dim() != 2 or values.shape[0] <= ORDER or values.dtype != torch.float64:
         raise ValueError(
@@ -105,12 +109,12 @@ def noise_of_sum(values: Tensor) -> float:
 
 
 def noise_over_ranks(rows: Sequence[Tensor], points: int, ranks: Ranks) -> float:
-    """The same of samples that are spread over ranks; NaN if any value is not finite.
+    """The estimate of `noise_of_sum` for samples spread over ranks; NaN if a value is not finite.
 
     Args:
-        rows: the values of this rank's samples [N] at each of the points; fewer if it failed.
+        rows: the values of this rank's samples [N] at each of the points; fewer if the rank failed.
         points: p.
-        ranks: p − 2 numbers are summed over them.
+        ranks: the ranks, over which p − 2 numbers are summed.
     """
     own = torch.zeros(points - ORDER + 1, dtype=torch.float64)
     with ranks.own_work():
@@ -124,30 +128,36 @@ def noise_over_ranks(rows: Sequence[Tensor], points: int, ranks: Ranks) -> float
 
 @one_thread()
 def error_sums(values: Tensor) -> Tensor:
-    """Σ error², and Σ error at each of the p − 3 whitened differences, over the samples.
+    """Σ error², and Σ error for each of the p − 3 whitened differences, over the samples.
 
-    [p − 2], from values [p, N] as `noise_of_sum` has them, where these are; not finite where a
-    value is not. Sums over parts of the samples add up.
+    Args:
+        values: [p, N], as in `noise_of_sum`.
+
+    Returns:
+        [p − 2], on the device of the values; not finite if a value is not. The results for parts of
+        the samples add up.
     """
     # Differences of neighbouring float64 numbers are exact, so this adds no rounding of its own.
     differences = list(values.diff(n=ORDER, dim=0))
-    # Row by row, with numbers of the host: a matrix would be copied, which cannot be recorded.
+    # Row by row, with numbers of the host: a matrix would be copied to the device, which a CUDA
+    # graph cannot record.
     rows = [list(map(operator.mul, differences, row)) for row in _whitening(len(values))]
     errors = torch.stack([sum(others, start=first) for first, *others in rows])  # [p − 3, N]
     return torch.cat([errors.norm().square().reshape(1), errors.sum(dim=1)])
 
 
 def noise_from(sums: Tensor) -> float:
-    """What `noise_of_sum` gives, from `error_sums` over all samples."""
+    """The estimate of `noise_of_sum`, from `error_sums` over all samples."""
     squares, *shared_too = sums.tolist()
     return max(math.sqrt(squares), math.hypot(*shared_too)) / math.sqrt(len(shared_too))
 
 
 @functools.cache
 def _whitening(points: int) -> list[list[float]]:
-    """Makes overlapping differences uncorrelated, each with the variance of one value.
+    """The matrix [p − 3, p − 3] that makes overlapping differences uncorrelated.
 
-    [p − 3, p − 3]. For four points it divides by √20, where 20 = 1² + 3² + 3² + 1².
+    Each then has the variance of one value. For four points the matrix divides by √20,
+    where 20 = 1² + 3² + 3² + 1².
     """
     difference = np.diff(np.eye(points), n=ORDER, axis=0)  # [p − 3, p]
     rows: list[list[float]] = np.linalg.inv(np.linalg.cholesky(difference @ difference.T)).tolist()

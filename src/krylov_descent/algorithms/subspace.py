@@ -1,4 +1,4 @@
-"""The Krylov subspace: its basis V, however that is kept, and the curvature between its vectors."""
+"""The Krylov subspace: its stored basis V, and the curvature projected on it."""
 
 import torch
 from torch import Tensor
@@ -9,15 +9,14 @@ from krylov_descent.algorithms.metric import Metric
 
 
 class Subspace:
-    """Vectors that are orthonormal in D, and the curvature between them.
+    """A basis V that is orthonormal in D, and the curvature projected on it.
 
     Args:
         rows: V as r rows, r ≤ K + m with m previous steps.
-        placement: which part of each vector this rank keeps.
-        curvature: H̄ = VᵀHV [r, r], float64 on the CPU, symmetric. Not finite where a product was
-            not.
-        gram: VᵀV [r, r], in the precision of vectors, on the CPU.
-        kept: as which of K + m the rows were made, before those that vanished were left out.
+        placement: which part of each vector this rank stores.
+        curvature: H̄ = VᵀHV [r, r], float64 on the CPU, symmetric. Not finite if a product was not.
+        gram: VᵀV [r, r], in the precision of the vectors, on the CPU.
+        kept: the index of each row among the K + m directions, of which some may have vanished.
     """
 
     def __init__(
@@ -33,18 +32,18 @@ class Subspace:
 
     @property
     def rank(self) -> int:
-        """How many independent directions there are."""
+        """r, the number of independent directions."""
         return self.rows.count
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        """V c as a vector [n], for small c [r] (float64, CPU)."""
+        """Vc as a vector [n], for coefficients c [r] (float64, CPU)."""
         here = coefficients.to(self.rows.device, self.rows.dtype)
         return self.placement.whole(self.rows.combine(slice(0, self.rank), here))
 
     def project(self, vector: Tensor) -> Tensor:
-        """This rank's part of Vᵀ(the sum over ranks of vectors), [r] in float64 on the CPU.
+        """This rank's summand of Vᵀ(the sum over ranks of vectors), [r] in float64 on the CPU.
 
-        The parts of all ranks add up to the whole. May overwrite the vector.
+        May overwrite the vector.
         """
         part = self.placement.to_project(vector)
         return self.rows.times(slice(0, self.rank), part).to("cpu", torch.float64)
@@ -60,21 +59,23 @@ def krylov_basis(
     placement: Placement,
     storage: Storage,
 ) -> Subspace:
-    """Algorithm 2.
+    """The Krylov basis by Algorithm 2.
 
     Args:
-        product: v [n] → this rank's part of Hv [n], which add up over ranks.
-        metric: D on the part of a vector that the placement keeps.
+        product: v [n] → this rank's summand of Hv [n].
+        metric: D on the part of a vector that the placement stores.
         gradient: g [n], finite and not zero, the same on all ranks.
-        previous_steps: m vectors [n], which join as the last directions in this order. Emptied.
+        previous_steps: m vectors [n], which join as the last directions in this order. The list is
+            emptied.
         dimension: K, the dimension of the Krylov part.
-        placement: which part of each vector this rank keeps.
-        storage: how it is kept.
+        placement: which part of each vector this rank stores.
+        storage: the dtype and device of stored vectors.
 
-    Rows in bfloat16 are rounded after they were orthogonalised; products and H̄ are of the rounded
-    rows, so that the subspace is what is stored, and orthogonal to about its rounding over √n.
+    Rows in bfloat16 are rounded after orthogonalisation. Products and H̄ are those of the rounded
+    rows, so the subspace is what is stored. The rounded rows are orthogonal to about their rounding
+    over √n.
 
-    Memory: K + m vectors, and three while it is made; with `Images` K + m more.
+    Memory: K + m vectors, and three more while the basis is made; with `Images` K + m more.
     """
     slots = min(dimension, gradient.numel()) + len(previous_steps)
     rows = StoredBasis(slots, placement.size, gradient, storage)
@@ -83,12 +84,12 @@ def krylov_basis(
 
 
 def cut(rows: StoredBasis, placement: Placement, found: Tensor) -> Subspace:
-    """The subspace without the rows that vanished, which are left out in place.
+    """Remove the rows that vanished, in place, and return the subspace of the others.
 
     Args:
-        rows: some of them zero.
-        placement: which part of each vector this rank keeps.
-        found: what `fill_with_krylov_space` returned for them.
+        rows: V, with zeros in rows that vanished.
+        placement: which part of each vector this rank stores.
+        found: what `fill_with_krylov_space` returned for the rows.
     """
     kept, curvature, gram = found_on_host(found)
     for slot, row in enumerate(kept):

@@ -46,7 +46,7 @@ class InPlace(Preconditioner, Protocol):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that `solve` and `multiply` read, updated in place at every step."""
+        """The tensors that `solve` and `multiply` read; every step updates them in place."""
 
 
 @runtime_checkable
