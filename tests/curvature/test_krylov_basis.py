@@ -1,6 +1,6 @@
 """The basis of a step: Algorithm 2 with curvature on B, against dense float64 matrices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +10,8 @@ from torch import Tensor
 from krylov_descent.algorithms.basis_storage import Storage
 from krylov_descent.curvature.krylov_basis import BasisKind, BasisLayout, KrylovBasis
 from krylov_descent.curvature.preconditioners.preconditioner import FisherDiagonal, Preconditioner
-from krylov_descent.curvature.products import Curvature, CurvatureKind, CurvatureProduct
-from krylov_descent.objective.batches import as_samples
+from krylov_descent.curvature.products import Curvature, CurvatureKind
+from krylov_descent.objective.batches import Batch, as_samples
 from krylov_descent.objective.objective import Objective
 from tests import dense
 from tests.matrices import numbers
@@ -26,8 +26,8 @@ MATRICES: dict[CurvatureKind, Callable[[Problem], Tensor]] = {
 }
 
 
-def nothing_to_learn(product: CurvatureProduct) -> int:
-    return 0
+def nothing_to_learn(objective: Objective, batches: Sequence[Batch]) -> bool:
+    return False
 
 
 def work_of(
@@ -35,7 +35,7 @@ def work_of(
     kind: CurvatureKind = "gauss-newton",
     *,
     layout: BasisKind = "replicated",
-    learn: Callable[[CurvatureProduct], int] = nothing_to_learn,
+    learn: Callable[[Objective, Sequence[Batch]], bool] = nothing_to_learn,
     **limits: Any,
 ) -> KrylovBasis:
     """The basis of a step with the Fisher diagonal and one previous step, where A is B."""
@@ -89,16 +89,16 @@ def test_it_spans_the_krylov_space_of_the_dense_matrices_and_the_previous_step(
     assert work.previous_steps == []
 
 
-def test_what_is_learnt_from_the_samples_of_the_product_is_known_before_the_first_one() -> None:
-    seen = list[tuple[int, int]]()
+def test_the_preconditioner_learns_from_all_samples_of_the_curvature_set() -> None:
+    seen = list[int]()
 
-    def learn(product: CurvatureProduct) -> int:
-        seen.append((product.products, sum(batch.size for batch in product.batches)))
-        return 3
+    def learn(objective: Objective, batches: Sequence[Batch]) -> bool:
+        seen.append(sum(batch.size for batch in batches))
+        return True
 
     found = work_of(make("mlp", "mse"), learn=learn, micro_batch=2).run()
-    assert seen == [(0, SAMPLES)]
-    assert found.samples_for_metric == 3
+    assert seen == [SAMPLES]
+    assert found.samples_for_metric == SAMPLES
 
 
 def test_graphs_that_do_not_fit_are_made_for_each_product() -> None:

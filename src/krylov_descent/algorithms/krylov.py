@@ -18,7 +18,7 @@ from torch import Tensor
 
 from krylov_descent.algorithms.basis_storage import Alone, Placement, StoredBasis
 from krylov_descent.algorithms.metric import Diagonal, Metric
-from krylov_descent.algorithms.metric_times_basis import Images
+from krylov_descent.algorithms.metric_times_basis import MetricTimesBasis
 from krylov_descent.runtime.ops import operations
 
 Product = Callable[[Tensor], Tensor]
@@ -59,13 +59,13 @@ def fill_with_krylov_space(
     Cost, for r rows: r products with H, each followed by D⁻¹. A vector that follows k others reads
     these twice, with 2kn multiply-adds. VᵀV reads all rows once, with r²n multiply-adds. Each
     product has the communication of the placement. A previous step takes two products with D in
-    place of D⁻¹. Where products with D are expensive, D times the rows is stored, too (`Images`),
+    place of D⁻¹. Where products with D are expensive, D times the rows is stored, too (`MetricTimesBasis`),
     and read once. Otherwise every vector takes one more product with D.
     """
     krylov = rows.count - len(previous_steps)
     curvature = gradient.new_zeros(rows.count, rows.count)
     lengths = gradient.new_zeros(rows.count)
-    images = Images(rows, metric)
+    images = MetricTimesBasis(rows, metric)
     # Rounded rows cannot tell a smaller remainder from their own rounding.
     least = max(BREAKDOWN_UNITS * torch.finfo(gradient.dtype).eps, rows.epsilon) ** 2
     for slot in range(krylov, rows.count):

@@ -7,7 +7,7 @@ from krylov_descent.algorithms.metric import Diagonal, Entrywise, Metric
 from krylov_descent.runtime.ops import operations
 
 
-class Images:
+class MetricTimesBasis:
     """Products with DV, from a cache of DV where that is faster than to multiply with D again.
 
     DV is cached if D does not act entry by entry. It is not cached for a basis in fewer digits or

@@ -64,7 +64,7 @@ class KroneckerFactors:
     Cost beyond the Fisher diagonal, for layers p × q: one gradient over B, (p² + q²)|B|
     multiplications, two Cholesky factorisations and inverses; for each vector of the basis
     pq(p + q) multiplications. Memory: 2(p² + q²) numbers, about twice that while the factors are
-    made, and D times the basis, which is as large as the basis (see `Images`).
+    made, and D times the basis, which is as large as the basis (see `MetricTimesBasis`).
 
     Raises:
         ValueError: `after` is negative.
