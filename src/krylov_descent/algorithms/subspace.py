@@ -75,7 +75,8 @@ def krylov_basis(
     rows, so the subspace is what is stored. The rounded rows are orthogonal to about their rounding
     over √n.
 
-    Memory: K + m vectors, and three more while the basis is made; with `MetricTimesBasis` K + m more.
+    Memory: K + m vectors, and three more while the basis is made. `MetricTimesBasis` may take
+    K + m more.
     """
     slots = min(dimension, gradient.numel()) + len(previous_steps)
     rows = StoredBasis(slots, placement.size, gradient, storage)
