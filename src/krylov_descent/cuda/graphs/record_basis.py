@@ -53,9 +53,7 @@ def _launched(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
     slots = engine.graphs.room(krylov + work.most_previous, work.gradient)
     rows = slots[: krylov + joining]
     if joining < work.most_previous:
-        slots[
-            krylov + joining :
-        ].zero_()  # evaluations multiply unused rows by 0, and 0 · NaN is NaN
+        slots[krylov + joining :].zero_()  # evaluations multiply them by 0, and 0·NaN is NaN
     found: Tensor | None = None
     if work.lasting and joining == work.most_previous:
         found = _replayed(engine, work, product, batch, rows)
