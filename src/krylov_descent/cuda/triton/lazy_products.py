@@ -1,8 +1,7 @@
 """Deferred matrix products, computed when first read.
 
-Deferring lets one kernel compute the product and a function of it. An operation that reads a tensor
-materialises it first. An operation that writes to a tensor first materialises the products that
-still have to read the tensor.
+Deferring lets one kernel compute the product and a function of it. Before an operation reads a
+tensor, the tensor is materialised. Before it writes to one, the products that read it are.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ class LazyProduct:
     Attributes:
         storage: the memory that the result will be written to.
         product: the operands.
-        used: whether a function of the product was computed, so that nobody may read the product.
+        used: whether a function of the product was computed; perhaps nothing else reads it.
     """
 
     storage: StorageWeakRef
