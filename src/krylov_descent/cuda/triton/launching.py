@@ -36,8 +36,7 @@ def launch(
     Args:
         kernel: a Triton kernel.
         grid: number of programs along both axes.
-        args: a tensor, then other arguments. Integers that Triton specialises on must be multiples
-            of 16.
+        args: a tensor, then others. Integers that Triton specialises on are multiples of 16.
         constants: the constexpr arguments (in capitals), which come last.
         options: Triton's launch options.
 
