@@ -245,7 +245,7 @@ def _captured(
 ) -> Recorded[Result]:
     """Capture as `torch.cuda.graph` does, but without emptying the memory cache.
 
-    Emptying the cache took a fifth of a second, as long as recording a small part.
+    Emptying the cache takes a fifth of a second, as long as the recording of a small part.
     """
     graph, pool = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
     # Garbage collection may synchronise or free GPU memory, which would end the capture.

@@ -47,7 +47,7 @@ def _replayed(engine: Recorder, work: FactorsOfBatches) -> bool:
     like = objective.parameters.tensors[0]
     normaliser = objective.network.loss.normaliser(batch.targets, batch.size)
     recording = engine.graphs.load(
-        f"factors, {form}",  # the form may change once more is known of the model
+        f"factors, {form}",  # "diagonal" until a batch shows the form
         make,
         batch,
         placed(normaliser, like.device).to(like.dtype),

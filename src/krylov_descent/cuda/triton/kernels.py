@@ -3,9 +3,9 @@
 A bound is an upper bound of the absolute values of a matrix's finite entries, stored as the bits of
 a float32. The bits of non-negative floats are ordered like the floats.
 
-Triton specialises a kernel on its constexpr arguments (in capitals), on which integers are multiples
-of 16, and on the alignment of pointers. Each compilation takes a part of a second, so most integers
-and pointers are excluded.
+Triton specialises a kernel on its constexpr arguments (in capitals), on the divisibility of its
+integers by 16, and on the alignment of its pointers. Each compilation takes a part of a second, so
+most integers and pointers are excluded.
 """
 
 import triton
@@ -223,7 +223,7 @@ def product(
 
     The function is f(Σ_k a[m, k] b[n, k] + bias[n] + added[m, n], y[m, n]). N is units · UNIT, and
     UNIT entries are loaded at once. Each program on axis 1 sums over a share of k. The rows of a
-    run along k in memory if A_ALONG, else its columns do; likewise b.
+    run along k in memory if A_ALONG, else its columns; those of b if B_ALONG.
 
     The split is scaled before the largest result is known, by a bound: without `added`, results
     are at most `largest` times the bounds of a, b and y. As a rule that leaves 2⁷ to 2¹² of fp16's

@@ -178,7 +178,7 @@ def gram(
     low = pair - high * (high + 1) // 2
     r, c = tl.arange(0, R)[None, :], tl.arange(0, C)[None, None, :]
     i, j = high[:, None] * R + r, low[:, None] * R + r
-    # What is read of rows that are not there is not written.
+    # Rows beyond count are clamped for loading; the final mask drops their products.
     left = tl.minimum(i, count - 1)[:, :, None] * stride + c
     right = tl.minimum(j, count - 1)[:, :, None] * stride + c
     total = tl.zeros((R, R, P, C), tl.float32)
