@@ -1,8 +1,7 @@
-"""An engine that records the work of a step once and replays it.
+"""An engine that records the work of a step once and replays the recording.
 
-`RecordingEngine` works with anything that records a function; `CudaEngine` records CUDA graphs.
-How each piece of work is recorded is in `graphs`, one file each. What cannot be recorded runs as
-it is.
+`RecordingEngine` takes any function that records; `CudaEngine` records CUDA graphs. Each
+`graphs/record_*.py` records one kind of work. Work that cannot be recorded runs eagerly.
 """
 
 from collections.abc import Callable
@@ -37,10 +36,10 @@ LAUNCHERS: dict[type, Callable[[Any, Any], Launched[Any]]] = {
 
 
 class RecordingEngine(Recorder):
-    """Records work and replays it.
+    """Records each kind of work in `LAUNCHERS` and replays it.
 
     Args:
-        objective: whose work it runs.
+        objective: the objective whose work is run.
         capture: records a function.
     """
 
@@ -50,10 +49,10 @@ class RecordingEngine(Recorder):
 
 
 class CudaEngine(RecordingEngine):
-    """Records CUDA graphs.
+    """Records work as CUDA graphs; possible only if the parameters are on a CUDA device.
 
     Args:
-        objective: whose work it runs.
+        objective: the objective whose work is run.
     """
 
     def __init__(self, objective: Objective) -> None:

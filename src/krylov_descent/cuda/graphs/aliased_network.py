@@ -1,4 +1,4 @@
-"""A network on aliases of its parameters, for what runs on a stream of its own."""
+"""A network on aliases of its parameters, for passes on a separate stream."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ from krylov_descent.objective.parameters import FlatParameters
 
 
 class Aliased(Network):
-    """The network on aliases of its parameters: the same numbers, a place of their own in autograd.
+    """The network on aliases of its parameters: the same memory, but other leaves in autograd.
 
-    Autograd ties a parameter to the stream it was first used on, and holds on to that while any
-    graph that uses it lives; a recording is made on a stream of its own.
+    Autograd ties a leaf to the stream of its first use as long as any graph uses the leaf.
+    Recordings are made on a separate stream, so they need separate leaves.
 
     Args:
         network: the network itself.
-        point: other numbers [n] in place of its parameters'.
+        point: parameter values [n] to use in place of the network's.
     """
 
     def __init__(self, network: Network, point: Tensor | None = None) -> None:
@@ -32,7 +32,7 @@ class Aliased(Network):
         self.parameters = FlatParameters(aliases, parameters.weight_decay)
 
     def at(self, point: Tensor) -> "Aliased":
-        """The same at another point [n], which the parameters know nothing of."""
+        """The network at another point [n]; its parameters are not written to."""
         return Aliased(self._original, point)
 
     @property
@@ -51,7 +51,7 @@ class Aliased(Network):
         )
 
     def losses_of(self, outputs: Tree, batch: Batch, *, eager: bool = False) -> Tensor:
-        if self.loss.known:  # torch's own, which uses none of the parameters
+        if self.loss.known:  # one of torch's losses, which use no parameters
             return super().losses_of(outputs, batch, eager=eager)
         losses: Tensor = self._original.call_with(
             self.parameters.tensors,
@@ -61,11 +61,11 @@ class Aliased(Network):
         return losses
 
     def check_leaves(self, roots: Sequence[Tensor]) -> None:
-        """Refuse a graph that uses a parameter itself, and not its alias.
+        """Check that the autograd graph of the roots uses no parameter in place of its alias.
 
         Raises:
-            RuntimeError: forward pass or loss hold a tensor of the model outside of its modules, in
-                a list for example. The graph of the roots is no function of the aliases alone.
+            RuntimeError: the forward pass or the loss holds a parameter outside of the modules, in
+                a list for example.
         """
         names = dict(zip(map(id, self._original.parameters.tensors), self.names, strict=True))
         found = next((names[id(leaf)] for leaf in leaves(roots) if id(leaf) in names), None)

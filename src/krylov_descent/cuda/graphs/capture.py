@@ -1,7 +1,7 @@
-"""A function as a CUDA graph: a part of a step, or a product, recorded once and replayed.
+"""Recording of functions, such as a part of a step or a product, as CUDA graphs.
 
-What is recorded has copies of the tensors it is given, its own or another recording's, and reads
-parameters in place.
+A recording reads the parameters in place, and all other tensors from static copies, which it may
+share with another recording.
 """
 
 import functools
@@ -24,49 +24,47 @@ from krylov_descent.runtime.messages import is_out_of_memory
 from krylov_descent.runtime.private import end_allocation
 from krylov_descent.runtime.threads import collector_paused, cuda_turn
 
-# Parameters of a model from which on products on tensor cores are worth loading kernels for: of
-# Linear layers with plain functions between them, and of others, where few products are large.
+# Least number of parameters for which tensor-core kernels are worth loading: in stacks of Linear
+# layers with plain functions between them, and in other models, where few products are large.
 SMALLEST_STACK, SMALLEST_OTHER = 1 << 17, 1 << 20
 
 Result = TypeVar("Result")
-# From a network, a batch and other tensors to tensors, by kernels alone: nothing is read on the
-# host, and nothing depends on what is not among the arguments or in the parameters.
+# Maps a network, a batch and other tensors to tensors by kernels only: the host reads no result,
+# and the result depends on the arguments and the parameters only.
 Part = Callable[..., Any]
 
 
 def is_on_tensor_cores(network: Network) -> bool:
-    """Whether recordings of a network have all their products of float32 matrices on tensor cores.
+    """Whether recordings of a network compute all float32 matrix products on tensor cores.
 
-    Others may have their largest ones there.
+    Recordings of other networks may compute only the largest products there.
     """
     return network.is_stack and _is_large(network) and possible(network.parameters.device)
 
 
 def is_foreign(given: object) -> bool:
-    """Whether it is of a class that is not this library's."""
+    """Whether the class of an object is defined outside of this library."""
     return type(given).__module__.split(".")[0] != __name__.split(".", maxsplit=1)[0]
 
 
 class Recording:
-    """A part of a step, and the tensors that it reads.
+    """A recorded part of a step, and the static tensors that it reads.
 
     Args:
         capture: makes the graph.
-        network: that the part is about.
-        part: what is recorded.
-        batch: of samples; the part's own, or another recording's.
-        given: other tensors, likewise.
-        rehearsal: the part, or a short form of it.
-        held: what the part has of its own, made before it is recorded: called as the part is, and
-            given to it as `held`. None where it has nothing.
-        foreign: whether there is code in it that is not this library's, and may set itself up when
-            it is first run.
+        network: the network that the part works on.
+        part: the function to record.
+        batch: static samples, owned by this recording or by another one.
+        given: other static tensors, likewise.
+        rehearsal: warm-up: the part or a shorter form of it.
+        held: makes the state of the part before it is recorded. It has the part's arguments, and
+            the part gets its result as `held`. None for a part without state.
+        foreign: whether the part runs code from outside of this library, which may need a warm-up.
 
     Attributes:
         batch: as given.
-        given: likewise.
-        result: what the part returned when it was recorded: the same tensors each time, overwritten
-            by the next call.
+        given: as given.
+        result: the tensors that the part returned when recorded; each replay overwrites them.
     """
 
     def __init__(
@@ -91,59 +89,59 @@ class Recording:
         except RuntimeError as problem:
             if rehearsal is part or is_out_of_memory(problem):
                 raise
-        # A library may want to set itself up for a size that the short form does not have.
+        # A library may need a warm-up for a size that the short form does not have.
         found = found or capture(network, whole, rehearsal=whole, foreign=True)
         self._graph, self.result = found.graph, found.result
 
     def load(self, batch: Batch, given: tuple[Tensor, ...]) -> None:
-        """Take up what is read from now on."""
+        """Copy a batch and other tensors to the static tensors."""
         copy_batch(batch, self.batch)
         for target, source in zip(self.given, given, strict=True):
             target.copy_(source)
 
     def __call__(self) -> Any:
-        """Replay; returns the result."""
+        """Replay the graph; returns `result`."""
         self._graph.replay()
         return self.result
 
 
 def copy_batch(batch: Batch, static: Batch) -> None:
-    """Copy samples to where a recording reads them."""
+    """Copy samples to the static batch of a recording."""
     pairs = zip(
         tensors_in((static.inputs, static.targets)),
         tensors_in((batch.inputs, batch.targets)),
         strict=True,
     )
     for target, source in pairs:
-        if target.data_ptr() != source.data_ptr():  # it may be read where it is
+        if target.data_ptr() != source.data_ptr():  # equal for a batch that is read in place
             target.copy_(source)
 
 
 @functools.cache
 def _recording_stream(device: int) -> torch.cuda.Stream:
-    """One for everything: autograd runs a backward pass on the stream of its forward pass.
+    """The stream of all recordings: autograd runs a backward pass on its forward pass's stream.
 
-    It goes first, where branches fill the GPU: what they do is waited for later.
+    It has priority over the parallel branches, whose results are needed later.
     """
     return torch.cuda.Stream(device, priority=-1)
 
 
 class Graph(Protocol):
-    """Kernels that are launched together."""
+    """Kernels launched as one."""
 
     def replay(self) -> None:
-        """Launch them."""
+        """Launch the kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded(Generic[Result]):
-    """What was recorded.
+    """A recorded function.
 
     Attributes:
-        graph: of kernels.
-        result: of the function.
-        pool: the memory that the graph has of its own.
-        products: what is known of the matrices in it, and holds it.
+        graph: replays the kernels.
+        result: what the function returned.
+        pool: memory pool of the graph.
+        products: the `TensorCoreProducts` of the recording, which owns splits the graph reads.
     """
 
     graph: Graph
@@ -153,7 +151,7 @@ class Recorded(Generic[Result]):
 
 
 class Capture(Protocol):
-    """Records a function."""
+    """Type of functions that record, such as `capture_graph`."""
 
     def __call__(
         self,
@@ -164,18 +162,18 @@ class Capture(Protocol):
         after: Recorded[Any] | None = None,
         foreign: bool = False,
     ) -> Recorded[Result]:
-        """Record a function; after a rehearsal where something may have to set itself up.
+        """Record a function, after a warm-up if one may be needed.
 
         Args:
-            network: that the function is about.
-            function: what to record.
-            rehearsal: it, or a short form of it.
-            after: what is replayed before this, and whose memory it may use.
+            network: the network that the function works on.
+            function: the function to record.
+            rehearsal: warm-up: the function or a shorter form of it.
+            after: a recording that is always replayed before this one; its memory pool is shared.
             foreign: see `Recording`.
         """
 
 
-@cuda_turn()  # the stream is one for all threads
+@cuda_turn()  # all threads share the recording stream
 def capture_graph(
     network: Network,
     function: Callable[[], Result],
@@ -186,7 +184,7 @@ def capture_graph(
 ) -> Recorded[Result]:
     """Record a function as a CUDA graph; see `Capture`."""
     device = network.parameters.device
-    # What is recorded is what the current device does, whichever has the parameters.
+    # CUDA records on the current device, which may not be the one with the parameters.
     with torch.cuda.device(device):
         before, pool = (None, None) if after is None else (after.products, after.pool)
         products: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -196,7 +194,7 @@ def capture_graph(
         capture = partial(_captured, function, products, side, pool)
         side.wait_stream(current)
         if not foreign and _may_be_recorded_at_once(network):
-            # All that may be missing is a kernel, which says so.
+            # Without warm-up only a Triton kernel can be missing, which raises NotLoadedError.
             with suppress(RuntimeError), loaded_kernels_alone():
                 return capture()
         with torch.cuda.stream(side), recorded_operations(products()):
@@ -205,18 +203,18 @@ def capture_graph(
         try:
             return capture()
         except torch.OutOfMemoryError:
-            # What torch keeps for later is of no use to a recording, which has memory of its own.
+            # A recording has its own memory pool and cannot use the blocks that torch caches.
             torch.cuda.empty_cache()
             return capture()
 
 
 def _is_large(network: Network) -> bool:
-    """Whether its products are worth loading kernels for."""
+    """Whether the network has enough parameters for tensor-core kernels to pay."""
     return network.parameters.numel >= (SMALLEST_STACK if network.is_stack else SMALLEST_OTHER)
 
 
 def _may_be_recorded_at_once(network: Network) -> bool:
-    """Whether all kernels are this library's, or such that the network's probe has run before."""
+    """Whether every kernel is either this library's or was run by the network's probe."""
     in_float32 = network.parameters.dtype is torch.float32 and network.autocast is None
     return in_float32 and network.is_plain and is_on_tensor_cores(network)
 
@@ -225,11 +223,11 @@ def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     """End a recording that failed."""
     try:
         with suppress(RuntimeError):
-            torch.zeros(1, device="cuda")  # torch warns of a graph with nothing in it
+            torch.zeros(1, device="cuda")  # torch warns of an empty graph
         graph.capture_end()
     except RuntimeError:
-        # CUDA had ended it, and torch did not see the end: memory is still set aside for it, and
-        # random numbers wait until another one ends.
+        # CUDA had ended the capture without torch noticing. Torch still allocates from the pool,
+        # and its random number generator stays in capture mode until another capture ends.
         device = torch.cuda.current_device()
         end_allocation(device, pool)
         with suppress(RuntimeError):
@@ -245,14 +243,14 @@ def _captured(
     side: torch.cuda.Stream,
     pool: Any,
 ) -> Recorded[Result]:
-    """What `torch.cuda.graph` does, but for giving back all memory that is not in use.
+    """Capture as `torch.cuda.graph` does, but without emptying the memory cache.
 
-    That took a fifth of a second, as long as to record a small part.
+    Emptying the cache takes a fifth of a second, as long as the recording of a small part.
     """
     graph, pool = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
-    # What is let go may wait for the GPU, or free memory of it, which ends a recording.
+    # Garbage collection may synchronise or free GPU memory, which would end the capture.
     with torch.cuda.stream(side), collector_paused:
-        # Other threads, of data loaders, may go on copying to the device meanwhile.
+        # "thread_local" lets the threads of data loaders copy to the device meanwhile.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             with recorded_operations(products()) as known, all_joined():

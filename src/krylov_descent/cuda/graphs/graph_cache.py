@@ -1,13 +1,13 @@
-"""What has been recorded of a network: the kernels of parts of a step, each launched as one.
+"""Cache of the recordings of a network; each replays the kernels of a part of a step by one launch.
 
 On a GPU the step of a small net is bound by the host, which launches some hundred small kernels for
-each product and each evaluation. All of them read the parameters in place and a batch of a fixed
-size, so they are recorded at an early step (see `capture`) and replayed afterwards: the same
-numbers to rounding, without the host in between.
+each product and each evaluation. These kernels read the parameters in place and a batch of a fixed
+size, so they are recorded at an early step (see `capture`) and replayed afterwards. The results
+agree to rounding.
 
-What is recorded holds for the shapes, addresses and flags it was recorded with, which are compared
-before each use; `staleness` finds out whether something else has changed. What cannot be recorded
-is run as it is, and said so once.
+A recording is valid for the shapes, addresses and flags it was recorded with, which are compared
+before each use. `staleness` detects other changes. Parts that cannot be recorded run eagerly, with
+one warning.
 """
 
 import warnings
@@ -33,15 +33,17 @@ Key = tuple[Any, ...]
 
 
 class GraphCache:
-    """What has been recorded of a network, by name.
+    """The recordings of a network, by name.
 
-    A recording is known by the addresses that it reads, with shapes and strides: that is all a
-    graph depends on. A tensor that is gone does no harm: whoever asks has another one, at another
-    address, or is read at that address as well.
+    The cache key of a recording holds the addresses, shapes and strides of the tensors that its
+    graph reads. Tensors may be freed: a new tensor has another address, or is read at the old one.
 
     Args:
-        network: whose parameters are read in place.
+        network: its parameters are read in place.
         capture: makes the graphs.
+
+    Attributes:
+        loaded_is_new: whether the last `load` made its recording, rather than finding it cached.
     """
 
     def __init__(self, network: Network, capture: Capture) -> None:
@@ -55,34 +57,34 @@ class GraphCache:
         self.loaded_is_new = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of the model lies elsewhere in memory, and is recorded anew.
+        # The parameters of a copied model have other addresses, so it needs its own recordings.
         nothing: dict[str, Any] = {"_held": {}, "_asked": {}, "_places": {}}
         return vars(self) | nothing | {"_room": None, "_step": None}
 
     def clear(self) -> None:
-        """Forget everything: the model has changed."""
+        """Drop all recordings and the memory of the basis: the model has changed."""
         self.forget()
         self._room = None
 
     def forget(self) -> None:
-        """The same, but rows of a basis stay where they are."""
+        """Drop all recordings; the memory of the basis stays allocated."""
         self._held, self._asked, self._impossible = {}, {}, set()
 
     def room(self, rows: int, like: Tensor) -> Tensor:
-        """A place for that many vectors like this one, the same at every step."""
+        """Memory [rows, n] for vectors like a given one [n], at the same address in every step."""
         kind = (rows, len(like)), like.dtype, like.device
         if self._room is None or (self._room.shape, self._room.dtype, self._room.device) != kind:
             self._room = like.new_zeros(rows, len(like))
         return self._room
 
     def release(self, *, but: Collection[str]) -> None:
-        """Let go of all but these, and of their memory: the rest will be others from now on."""
+        """Drop all recordings, with their memory, but for the names in `but`."""
         self._held = {name: held for name, held in self._held.items() if name in but}
         self._asked = {}
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """For a while the network has the same modules, and is looked through once."""
+        """Context of a step: modules do not change within it, so they are listed only once."""
         self._step = _Known.of(self._network)
         try:
             yield
@@ -91,11 +93,11 @@ class GraphCache:
 
     @property
     def names(self) -> list[str]:
-        """Of all that is recorded."""
+        """The names of all recordings."""
         return list(self._held)
 
     def has(self, name: str) -> bool:
-        """Whether there is a recording of this name, be it for other samples."""
+        """Whether there is a recording of this name, for a batch of any shape."""
         return name in self._held
 
     def load(
@@ -112,23 +114,22 @@ class GraphCache:
         when_repeated: bool = False,
         where_it_is: bool = False,
     ) -> "Recording | None":
-        """The recording of `part(network, batch, *given)`; None where that is not possible.
+        """The recording of `part(network, batch, *given)`; None if it cannot be recorded.
 
         Args:
-            name: of the part.
-            part: what is recorded, if it was not before.
-            batch: of samples; copied to where the recording reads them.
+            name: name of the part.
+            part: the function to record, unless it is cached.
+            batch: samples, copied to the recording's own batch.
             given: other tensors, copied likewise.
-            fixed: tensors that the part reads where they are.
-            numbers: of the host that the part reads.
-            rehearsal: a short form of the part with the same kinds of kernels, to be run once
-                before it is recorded if need be, where the part itself would take long.
-            held: what the part and its short form have of their own; see `Recording`.
-            foreign: see there.
-            when_repeated: record it only when it is asked for a second time in a row for such a
-                batch.
-            where_it_is: read the batch there, while it is always in the same place; copies of a
-                large one would take their time at every call.
+            fixed: tensors that the part reads in place.
+            numbers: host numbers that the part reads; part of the cache key.
+            rehearsal: a shorter function with the same kinds of kernels, run as warm-up before the
+                recording in place of a part that takes long.
+            held: makes the state of the part; see `Recording`.
+            foreign: see `Recording`.
+            when_repeated: record only at the second request in a row for a batch of this shape.
+            where_it_is: read the batch in place as long as its address never changes, which saves
+                copying a large batch at every call.
         """
         if not self._may_be_recorded(name):
             return None
@@ -158,13 +159,13 @@ class GraphCache:
         fixed: tuple[Tensor, ...] = (),
         held: Part | None = None,
     ) -> "Recording | None":
-        """The recording of a part that reads what another recording was given, where that has it.
+        """The recording of a part that reads another recording's tensors; None if impossible.
 
         Args:
-            other: which is loaded before each use.
-            name: of the part.
-            part: what is recorded, if it was not before; called as the other's is.
-            fixed: further tensors that the part reads where they are.
+            other: the other recording, which is loaded before each use.
+            name: name of the part.
+            part: the function to record, unless it is cached; has the arguments of `other`'s part.
+            fixed: further tensors that the part reads in place.
             held: see `load`.
         """
         batch, given = other.batch, other.given
@@ -185,23 +186,23 @@ class GraphCache:
         *,
         fixed: tuple[Tensor, ...] = (),
     ) -> "Recorded | None":
-        """What a function makes of several recordings; None where that is not possible.
+        """An object that holds several recordings; None if it cannot be recorded.
 
         Args:
-            name: of what is made.
-            make: makes it, if it was not before, for a batch like this.
-            batch: of samples.
-            fixed: tensors that are read where they are.
+            name: name of the object.
+            make: makes the object, unless it is cached for a batch of this shape.
+            batch: samples.
+            fixed: tensors that the object reads in place.
         """
         if not self._may_be_recorded(name):
             return None
         return self._get(name, self._key(batch, (), fixed), partial(make, self._capture))
 
     def _stays(self, name: str, batch: Batch) -> bool:
-        """Whether the batches for a part have always been in the same place."""
+        """Whether the batches of a part have always had the same addresses."""
         place = tuple(t.data_ptr() for t in tensors_in((batch.inputs, batch.targets)))
         if self._places.setdefault(name, place) != place:
-            self._places[name] = ()  # where none is
+            self._places[name] = ()  # matches no batch
         return self._places[name] == place
 
     def _may_be_recorded(self, name: str) -> bool:
@@ -220,7 +221,7 @@ class GraphCache:
     ) -> Recorded | None:
         if not self._is_held(name, key):
             self._held.pop(name, None)
-            sizes = key[0]  # such a batch, wherever it is
+            sizes = key[0]  # shapes without addresses
             asked, self._asked[name] = self._asked.get(name), sizes
             if when_repeated and asked != sizes:
                 return None
@@ -243,7 +244,7 @@ class GraphCache:
 
     @property
     def known(self) -> "_Known":
-        """What is known of the network, in the step under way or now."""
+        """The tensors of the network, as listed at the beginning of the step or now."""
         return self._step or _Known.of(self._network)
 
     def _key(
@@ -256,7 +257,6 @@ class GraphCache:
         return (
             tuple((t.shape, t.dtype) for t in copied),
             tuple((t.data_ptr(), t.shape, t.stride()) for t in (*known.tensors(), *fixed)),
-            # Of a step that is under way, and around everything else.
             network.autocast,
             network.scale,
             torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
@@ -266,11 +266,11 @@ class GraphCache:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of the network for a step: to look through all its modules takes a while.
+    """The tensors of a network, listed once per step because walking the modules is slow.
 
     Attributes:
-        parameters: all of them; what they hold may be replaced.
-        modules: those with buffers, which a forward pass may replace.
+        parameters: all parameters; their data may be replaced.
+        modules: all modules with buffers, which a forward pass may replace.
     """
 
     parameters: list[nn.Parameter]
@@ -278,14 +278,14 @@ class _Known:
 
     @classmethod
     def of(cls, network: Network) -> "_Known":
-        """A model and a loss that nothing is known of yet."""
+        """List the tensors of the model and of the loss."""
         roots = [m for m in (network.eager, network.loss.module) if isinstance(m, nn.Module)]
         modules = [m for root in roots for m in modules_in(root)]
         parameters = [p for m in modules for p in own_parameters(m)]
         return cls(parameters, [m for m in modules if own_buffers(m)])
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that a forward pass reads where it is."""
+        """All parameters and buffers, which a forward pass reads in place."""
         yield from self.parameters
         for module in self.modules:
             yield from (buffer for _, buffer in own_buffers(module))

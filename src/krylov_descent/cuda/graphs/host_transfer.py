@@ -1,4 +1,4 @@
-"""Numbers on their way between a GPU and the host, which has other things to do meanwhile."""
+"""Asynchronous transfers of a few numbers between a GPU and the host."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 class Arriving:
-    """A number, or a few of them, that were launched to the host, and are waited for when read.
+    """A future of numbers whose copy to the host is launched already.
 
-    Only what was launched so far is waited for, and not what a GPU is told to do from now on.
+    Reading waits for the kernels launched before the constructor, not for later ones.
 
     Args:
-        numbers: on the CPU, pinned if they come from a GPU; of any shape.
-        device: where they come from.
+        numbers: target of the copy on the CPU, of any shape; pinned if it comes from a GPU.
+        device: source of the copy.
     """
 
     def __init__(self, numbers: Tensor, device: torch.device) -> None:
@@ -23,39 +23,39 @@ class Arriving:
             self._arrival = torch.cuda.current_stream(device).record_event()
 
     def read(self) -> Any:
-        """The number, or a list of them."""
+        """Wait; returns a number, or a nested list of numbers."""
         return self.tensor().tolist()
 
     def tensor(self) -> Tensor:
-        """The same as a tensor on the CPU."""
+        """Wait; returns the numbers as a tensor on the CPU."""
         if self._arrival is not None:
             self._arrival.synchronize()
         return self._numbers
 
 
 class OnTheWay(Arriving):
-    """The same of numbers that are copied to the host from now on.
+    """A future of numbers on a device, which launches their copy to the host.
 
     Args:
-        numbers: small, of any shape; may be overwritten by what is launched from now on.
+        numbers: a small tensor of any shape; kernels launched later may overwrite it.
     """
 
     def __init__(self, numbers: Tensor) -> None:
-        # Into pinned memory: any other would be waited for.
+        # Into pinned memory: a copy to other memory would synchronise.
         super().__init__(numbers.to("cpu", non_blocking=True, copy=True), numbers.device)
 
 
 def sent(numbers: Tensor, like: Tensor) -> Tensor:
-    """A few numbers of the host where another tensor is, in its dtype; not waited for."""
+    """Launch a copy of host numbers to the device and dtype of another tensor."""
     rounded = numbers.to(like.dtype)
     if like.is_cuda:
-        rounded = rounded.pin_memory()  # any other memory would be waited for
+        rounded = rounded.pin_memory()  # a copy from other memory would synchronise
     return rounded.to(like.device, non_blocking=True)
 
 
 def placed(number: float | Tensor, device: torch.device) -> Tensor:
-    """A number on a device, in float64 where it is the host's; not waited for."""
+    """A number as a tensor on a device, without synchronising; a host number in float64."""
     if isinstance(number, Tensor):
         return number
-    # By a kernel: a copy would wait for all before it.
+    # By a kernel: a copy would synchronise.
     return torch.full((), number, dtype=torch.float64, device=device)

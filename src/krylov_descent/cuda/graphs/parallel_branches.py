@@ -1,7 +1,7 @@
-"""Jobs that do not depend on each other: on parallel branches of a CUDA graph that is recorded.
+"""Independent jobs on parallel branches of the CUDA graph that is being recorded.
 
-The products of one layer rarely fill a GPU. `side_by_side` waits for all jobs before anything else
-goes on; `begin` lets that go on at once, up to where something that they make is read.
+The products of one layer rarely fill a GPU. `side_by_side` joins all jobs before the next kernel.
+After `begin`, later kernels run in parallel to the jobs until they read a result of one.
 """
 
 import functools
@@ -23,17 +23,17 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class _Branches:
-    """Who has which branch.
+    """Allocation of branches (streams) to jobs.
 
-    A job may have jobs side by side itself. The branches that it takes for them stay with it until
-    all jobs beside it are done, too: what was made on a branch is read elsewhere, and its memory is
-    free for that branch again as soon as Python is done with it. Another job, which does not wait
-    for the first, would write there while it is still read.
+    A job may itself run jobs side by side. It keeps their branches until all of its sibling jobs
+    are done. Otherwise a sibling could reuse a branch without waiting for the first job: the
+    allocator gives memory back to its branch as soon as Python drops the tensor, so the sibling
+    would overwrite a tensor that other branches still read.
 
     Attributes:
-        taken: by any job.
-        own: what the job under way has taken so far; None where there is no job under way.
-        open: with jobs that were begun, and not waited for yet.
+        taken: branches taken by any job.
+        own: branches that the running job has taken so far; None outside of jobs.
+        open: branches whose jobs were begun and not joined yet.
     """
 
     taken: set[torch.cuda.Stream] = field(default_factory=set)
@@ -41,7 +41,7 @@ class _Branches:
     open: set[torch.cuda.Stream] = field(default_factory=set)
 
     def take(self, count: int) -> list[torch.cuda.Stream]:
-        """So many branches at most, first those that the job under way had before."""
+        """At most `count` branches; those that the running job has taken come first."""
         own = self.own or []
         free = [branch for branch in _branches() if branch not in self.taken]
         found = [*own, *free][:count]
@@ -53,10 +53,10 @@ _known = _Branches()
 
 
 def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Run independent jobs; where they are recorded as a CUDA graph, on parallel branches of it."""
+    """Run independent jobs, on parallel branches if a CUDA graph is being recorded."""
     products = under_way()
     if products is not None:
-        products.materialise()  # what all jobs may read
+        products.materialise()  # any job may read them
         jobs = [partial(_materialised, products, job) for job in jobs]
     if not is_recorded():
         return [job() for job in jobs]
@@ -66,7 +66,7 @@ def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
     try:
         for branch in branches:
             branch.wait_event(here)
-        # Set by hand: a context for each job would take as long as the job.
+        # Without a context manager, which would take as long as a job.
         for job, branch in zip(jobs, itertools.cycle(branches), strict=False):
             _known.own = []
             torch.cuda.set_stream(branch)
@@ -85,15 +85,14 @@ def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
 
 
 def begin(jobs: Sequence[Callable[[], Result]], at_a_time: int = BRANCHES) -> list[Result]:
-    """Run independent jobs, which what follows does not wait for, where they are recorded.
+    """Run independent jobs; in a recording, later kernels do not wait for them.
 
-    Operations on what they make wait for it if they pass by `TensorCoreProducts`; all else has to
-    be behind `join`. Until that nothing may be written to what the jobs read. They have no jobs of
-    their own.
+    Operations dispatched by `TensorCoreProducts` wait for the results they read; others must come
+    after `join`. Until `join` nothing may write to what the jobs read. Jobs cannot be nested.
 
     Args:
         jobs: in the order in which their results are needed.
-        at_a_time: how many of them; the fewer, the less they take from what follows.
+        at_a_time: how many run in parallel; fewer leave more of the GPU to later kernels.
     """
     if not is_recorded() or _known.own is not None:
         return side_by_side(jobs)
@@ -117,7 +116,7 @@ def begin(jobs: Sequence[Callable[[], Result]], at_a_time: int = BRANCHES) -> li
 def join() -> None:
     """Wait for all jobs that were begun.
 
-    Not within a job, where one beside it needs them, too: it would not wait any more.
+    Must not be called within a job: its siblings would then not wait any more.
     """
     for branch in _known.open:
         torch.cuda.current_stream().wait_stream(branch)
@@ -126,13 +125,13 @@ def join() -> None:
 
 @contextmanager
 def all_joined() -> Iterator[None]:
-    """For the time of a recording; in the end all that was begun is waited for."""
-    _known.open.clear()  # of a recording that failed
+    """Context of a recording: joins all open branches at its end."""
+    _known.open.clear()  # left over from a recording that failed
     try:
         yield
     except BaseException:
-        # Also by one that fails: what is left open would be held for good.
-        with suppress(RuntimeError):  # which CUDA may have ended already
+        # A failed recording must join its branches too, or their memory is never freed.
+        with suppress(RuntimeError):  # CUDA may have ended the capture already
             _join_all()
         _known.open.clear()
         raise
@@ -149,19 +148,19 @@ def _join_all() -> None:
 
 
 def is_recorded() -> bool:
-    """Whether this stream is captured as a part of a CUDA graph."""
+    """Whether the current stream is being captured into a CUDA graph."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _materialised(products: Any, job: Callable[[], Result]) -> Result:
-    """Of a job, with all that it computes made on its own branch."""
+    """Run a job and materialise its lazy products on its own branch."""
     result = job()
     products.materialise()
     return result
 
 
 def _noted(products: Any, job: Callable[[], Result]) -> Result:
-    """Of a job, with a note for those who look at its result where it is made."""
+    """Run a job and note its stream, so that readers on other streams wait for its result."""
     result = _materialised(products, job)
     products.note_made(result)
     return result

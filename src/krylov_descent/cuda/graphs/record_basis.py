@@ -1,9 +1,9 @@
-"""The basis of a step by recordings, in the same place at every step.
+"""The Krylov basis of a step by recordings, at the same address in every step.
 
-With a diagonal D the whole basis is one recording: all products, preconditioning and
-orthogonalisation, without the host in between. To record that takes as long as the host needs for
-a basis, some tenths of a second for a deep net, so it is done for a D that stays. Otherwise each
-product, and each product with D, is one launch, and the host launches the rest around them.
+With a diagonal D the whole basis is one recording of all products, preconditioning and
+orthogonalisation. Recording it takes as long as one eager basis, some tenths of a second for a deep
+net, so it is done only if D stays in place over steps. Otherwise each curvature product and each
+product with D is one launch, and the host launches the other kernels eagerly.
 """
 
 from functools import partial
@@ -26,14 +26,14 @@ from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.engine import Launched
 
-# That there are two directions before it makes the third one like all that follow; and so is one
-# previous step like the others.
+# Krylov directions and previous steps of a warm-up. The third direction runs the same kernels as
+# all later ones, and the first previous step the same as the others.
 REHEARSED, REHEARSED_PREVIOUS = 3, 1
 METRIC = "metric"
 
 
 def launch_basis(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
-    """The basis; launched at once if the engine knows how, and the step can be made again."""
+    """The basis; launched at once if it is recorded already and the step is repeatable."""
     at_hand = work.layout.kind == "replicated" and work.layout.storage.is_plain
     if work.objective.ranks.together or not at_hand or not work.usual:
         return Launched(work.run)
@@ -53,7 +53,7 @@ def _launched(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
     slots = engine.graphs.room(krylov + work.most_previous, work.gradient)
     rows = slots[: krylov + joining]
     if joining < work.most_previous:
-        slots[krylov + joining :].zero_()  # evaluations multiply them by 0, which NaN survives
+        slots[krylov + joining :].zero_()  # evaluations multiply them by 0, and 0·NaN is NaN
     found: Tensor | None = None
     if work.lasting and joining == work.most_previous:
         found = _replayed(engine, work, product, batch, rows)
@@ -76,15 +76,15 @@ def _filled(
     gradient: Tensor,
     previous_steps: list[Tensor],
 ) -> Tensor:
-    """Algorithm 2 into rows [K + m, n]; returns what `cut` wants."""
+    """Run Algorithm 2 into rows [K + m, n]; returns the numbers that `cut` needs."""
     if not rows.is_cuda:
-        rows.zero_()  # on a CPU rows behind a breakdown are left as they are
+        rows.zero_()  # on a CPU rows after a breakdown are not written
     stored, placement = StoredBasis.at(rows), Alone(gradient.numel())
     return fill_with_krylov_space(stored, product, metric, gradient, previous_steps, placement)
 
 
 def _metric(engine: Recorder, work: KrylovBasis) -> Metric:
-    """D, or recordings of its products where these are many kernels."""
+    """D, or recordings of its products if each product takes many kernels."""
     D = work.preconditioner
     if not (work.lasting and isinstance(D, InPlace)) or isinstance(D, Entrywise):
         return D
@@ -103,7 +103,7 @@ def _replayed(
     batch: Batch,
     rows: Tensor,
 ) -> Tensor | None:
-    """The whole basis by one launch; None where that is not possible."""
+    """The whole basis by one launch; None if it cannot be recorded or is stale."""
     if not isinstance(work.preconditioner, EntrywiseInPlace):
         return None
     D = work.preconditioner
@@ -117,7 +117,7 @@ def _replayed(
         scale: Tensor,
         *previous_steps: Tensor,
     ) -> Tensor:
-        """The first of the previous steps join, so many of them."""
+        """Build the basis with the first `joining` of the previous steps."""
         over = product.over(network, batch, scale)
         return _filled(rows, over, D, gradient, list(previous_steps[:joining]))
 
@@ -129,7 +129,7 @@ def _replayed(
         partial(build, rows, joining),
         batch,
         gradient,
-        gradient.new_full((), product.scale),  # by a kernel: a copy would wait for all before it
+        gradient.new_full((), product.scale),  # by a kernel: a copy would synchronise
         *work.previous_steps,
         fixed=(rows, *D.tensors),
         rehearsal=partial(build, rows[:short_rows], short_joining),

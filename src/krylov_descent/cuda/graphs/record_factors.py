@@ -1,4 +1,4 @@
-"""Kronecker factors as one recording, and products with them as one launch each."""
+"""Recordings of the Kronecker factors, and of products with the preconditioner made of them."""
 
 from functools import partial
 from typing import Any
@@ -17,12 +17,12 @@ from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.engine import Launched
 
-# Numbers in the factors of all layers. A recording holds on to what they are made of, too.
+# Most entries of all factors. A recording also keeps the matrices they are computed from.
 LARGEST_FACTORS = 1 << 25
 
 
 def launch_factors(engine: Recorder, work: FactorsOfBatches) -> Launched[None]:
-    """The factors of a single batch by one launch."""
+    """Compute the factors of a single batch by one launch, or eagerly if that is impossible."""
     return Launched.done(None) if _replayed(engine, work) else Launched(work.run)
 
 
@@ -47,7 +47,7 @@ def _replayed(engine: Recorder, work: FactorsOfBatches) -> bool:
     like = objective.parameters.tensors[0]
     normaliser = objective.network.loss.normaliser(batch.targets, batch.size)
     recording = engine.graphs.load(
-        f"factors, {form}",  # which may be known later than the rest
+        f"factors, {form}",  # "diagonal" until a batch shows the form
         make,
         batch,
         placed(normaliser, like.device).to(like.dtype),
@@ -62,15 +62,14 @@ def _replayed(engine: Recorder, work: FactorsOfBatches) -> bool:
 
 
 class RecordedMetric:
-    """D by recordings of its two products, whose results the next ones overwrite.
+    """The preconditioner D by recordings of D⁻¹v and Dv; each call overwrites the last result.
 
-    Three recordings: what all products with D have in common, replayed once per step, and the two
-    products, which read it.
+    A third recording, replayed once per step, splits the matrices of D, which both products read.
 
     Args:
-        preconditioner: D, whose tensors stay where they are.
-        like: a vector [n].
-        capture: records.
+        preconditioner: D, whose tensors stay in place.
+        like: a vector [n] in the dtype and on the device of all vectors.
+        capture: records a function.
         network: the model.
     """
 
@@ -78,7 +77,7 @@ class RecordedMetric:
         self, preconditioner: InPlace, like: Tensor, capture: Capture, network: Network
     ) -> None:
         def prepare() -> None:
-            self._vector.zero_()  # a graph must not be empty, and there may be nothing to prepare
+            self._vector.zero_()  # a graph must not be empty
             products = under_way()
             if products is not None:
                 side_by_side(products.prepare(preconditioner.tensors))
@@ -95,7 +94,7 @@ class RecordedMetric:
         self._multiply = of_vector(multiply, rehearsal=multiply)
 
     def load(self) -> None:
-        """Take up D as it is."""
+        """Prepare products with the current values of D."""
         self._common.graph.replay()
 
     def solve(self, vector: Tensor) -> Tensor:

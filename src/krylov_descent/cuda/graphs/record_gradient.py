@@ -1,7 +1,7 @@
-"""Gradients as recordings: over all samples in one batch, and of mini-batches.
+"""Recordings of gradients: over all samples in one batch, and of mini-batches.
 
-In one process the means that become of the sums are recorded with them. Ranks add up their sums
-first.
+In one process the recording includes the division of sums by the normaliser. With several ranks it
+ends with the sums, which are all-reduced first.
 """
 
 from collections.abc import Callable
@@ -28,13 +28,13 @@ from krylov_descent.runtime.engine import Launched
 
 
 class Means(NamedTuple):
-    """What `recorded_means` finds.
+    """The result of `recorded_means`.
 
     Attributes:
-        numbers: value and length of the gradient [2].
-        vectors: gradient [n] and, perhaps, squares [n].
-        losses: of the first samples, where they can tell whether recordings hold; else None.
-        held: what was made of the squares; held by the recording, it stays in its place.
+        numbers: value and norm of the gradient [2].
+        vectors: gradient [n] and, unless `into` took them, squares [n].
+        losses: of the first samples; None if they are unfit for the staleness check.
+        held: tensors computed from the squares; the recording keeps them allocated.
     """
 
     numbers: Tensor
@@ -44,7 +44,7 @@ class Means(NamedTuple):
 
 
 def launch_gradient(engine: Recorder, work: MeanGradient | MeanSquares) -> Launched[Evaluation]:
-    """Value, gradient and perhaps squares by one launch, where all samples fit one batch."""
+    """Value, gradient and squares, if asked for; by one launch if all samples fit one batch."""
     objective, squared = work.objective, isinstance(work, MeanSquares)
     replayed = _replayed_sums if objective.ranks.together else _replayed_means
     found: Evaluation | None = None
@@ -65,7 +65,7 @@ def launch_gradient(engine: Recorder, work: MeanGradient | MeanSquares) -> Launc
 
 
 def launch_mini_batch(engine: Recorder, work: MiniBatch) -> Launched[MiniBatchGradient]:
-    """The gradient of a mini-batch by one launch; not compared with what the model computes."""
+    """The gradient of a mini-batch by one launch, without a staleness check."""
     recording = None
     if work.usual and engine.fits(work.batch):
         recording = engine.graphs.load("mini-batch", mini_batch_gradient, work.batch)
@@ -77,17 +77,17 @@ def launch_mini_batch(engine: Recorder, work: MiniBatch) -> Launched[MiniBatchGr
 
 
 def _whole_batch(engine: Recorder, data: Any) -> Batch | None:
-    """All samples as one batch, where they are, if its gradient may be recorded."""
+    """All samples as one batch, on their device; None if it does not fit a recording."""
     objective = engine.objective
     batch = objective.single_batch(as_samples(data, may_be_empty=objective.ranks.together))
     return batch if batch is not None and engine.fits(batch) else None
 
 
 def _may_be_recorded(engine: Recorder, work: MeanGradient | MeanSquares) -> bool:
-    """Whether the gradient may be recorded of a model that the probe has seen.
+    """Whether the gradient may be recorded.
 
-    Where squares are recorded, nothing can be found out about the model. And what torch.compile
-    made of the model is not given up for a recording of a plain gradient.
+    Squares must have been computed eagerly since recordings were last stale: only an eager walk
+    probes the model. The plain gradient of a compiled model is left to torch.compile.
     """
     objective = work.objective
     if isinstance(work, MeanGradient):
@@ -98,7 +98,7 @@ def _may_be_recorded(engine: Recorder, work: MeanGradient | MeanSquares) -> bool
 def _replayed_means(
     engine: Recorder, work: MeanGradient | MeanSquares, batch: Batch
 ) -> Evaluation | None:
-    """The means over a batch by one recording of everything; None where there is none."""
+    """The means over a batch by one launch; None if they cannot be recorded or are stale."""
     objective = work.objective
     parameters = objective.parameters
     into = work.into if isinstance(work, MeanSquares) else None
@@ -107,7 +107,7 @@ def _replayed_means(
     batch = batch.to(parameters.device)
     known = objective.network.loss.normaliser(batch.targets, batch.size)
     if isinstance(known, float) and not known:
-        return None  # the plain walk says what is wrong
+        return None  # the eager walk raises the error
     recording = engine.graphs.load(
         _name(work),
         partial(recorded_means, _part(engine, work), into),
@@ -121,14 +121,14 @@ def _replayed_means(
     )
     if recording is None:
         return None
-    arriving = OnTheWay(known) if isinstance(known, Tensor) else None  # before what takes long
+    arriving = OnTheWay(known) if isinstance(known, Tensor) else None  # ahead of the long replay
     means: Means = recording()
     numbers = OnTheWay(means.numbers)
     if not engine.are_fresh(batch, means.losses):
         return None
     normaliser = float(known if arriving is None else arriving.read())
     check_normaliser(normaliser)
-    # The next replay overwrites them. A step that can be made again has no use for them by then.
+    # The next replay overwrites the vectors; a repeatable step does not read them after that.
     vectors = means.vectors if engine.repeatable else [v.clone() for v in means.vectors]
     gradient, *squares = vectors
     return Evaluation(
@@ -148,7 +148,7 @@ def _pair(numbers: OnTheWay) -> tuple[float, float]:
 def _replayed_sums(
     engine: Recorder, work: MeanGradient | MeanSquares, batch: Batch
 ) -> Evaluation | None:
-    """The sums over this rank's batch by a recording, put together over ranks."""
+    """The sums over this rank's batch by one launch, all-reduced to means; None as above."""
     objective = work.objective
     batch = batch.to(objective.parameters.device)
     repeated = isinstance(work, MeanGradient)
@@ -171,7 +171,7 @@ def _name(work: MeanGradient | MeanSquares) -> str:
 
 
 def _part(engine: Recorder, work: MeanGradient | MeanSquares) -> Part:
-    """Losses, Σ gradients [n] and, for squares, Σ squares [n] of a batch."""
+    """The function to record: losses, Σ gradients [n] and, for squares, Σ squares [n]."""
     if isinstance(work, MeanGradient):
         return _gradient
     objective = engine.objective
@@ -193,20 +193,20 @@ def _gradient(network: Network, batch: Batch) -> tuple[Tensor, Tensor]:
 def recorded_means(
     part: Part, into: MadeOfSquares | None, network: Network, batch: Batch, normaliser: Tensor
 ) -> Means:
-    """The means of a part's sums over a batch, for a recording.
+    """The means over a batch; the function that is recorded.
 
     Args:
-        part: gives the losses, Σ gradients [n] and, perhaps, Σ squares [n].
-        into: what is made of the squares, which are not given themselves then.
-        network: whose parameters have the L2 term.
+        part: returns the losses, Σ gradients [n] and optionally Σ squares [n].
+        into: takes the squares, which are then left out of the result.
+        network: its parameters have the L2 term.
         batch: all samples.
-        normaliser: what their losses are divided by, in float64.
+        normaliser: divisor of the sum of losses, in float64.
     """
     parameters = network.parameters
     beside: list[Callable[[], Any]] = [
         parameters.decay_term,
         parameters.copy,
-        # The sample's part of the mean is nᵢN/W, so its square is nᵢ²N²/W², over N.
+        # Sample i contributes nᵢN/W to the mean over N samples, so its square is nᵢ²N²/W², over N.
         lambda: [s.to(parameters.dtype) for s in (1 / normaliser, batch.size / normaliser**2)],
     ]
     decay, theta, (scale, scale_of_squares) = begin(beside)
@@ -229,8 +229,8 @@ def recorded_means(
         *(partial(scaled, sums) for sums in of_squares),
     ]
     found, *squares = side_by_side(following)
-    # Where a few samples by themselves would be the same bits, rounding in a larger batch might
-    # refute recordings close to a minimum; and in few digits anywhere.
+    # Otherwise the few samples get their own recording, with the bits of the eager model: rounding
+    # in a larger batch might look stale close to a minimum, and in low precision anywhere.
     alone = under_way() is not None and network.is_plain and network.autocast is None
     first = losses[:PULSE_SAMPLES] if alone else None
     if into is None:

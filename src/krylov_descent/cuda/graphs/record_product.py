@@ -1,4 +1,4 @@
-"""Curvature products as recordings."""
+"""Recordings of curvature products."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from krylov_descent.runtime.engine import Launched
 
 
 def launch_linearization(engine: Recorder, work: Linearization) -> Launched[Product]:
-    """v → Hv as one launch for each product."""
+    """The product v → Hv, each by one launch; eager if it cannot be recorded or is stale."""
     if not engine.are_fresh(work.batch):
         return Launched(work.run)
     recorded = engine.graphs.made(
@@ -28,20 +28,20 @@ def launch_linearization(engine: Recorder, work: Linearization) -> Launched[Prod
 
 
 def product_name(curvature: Curvature) -> str:
-    """Of the recording of products with a curvature."""
+    """The name of the recording of products with a curvature."""
     return f"product {curvature.kind}"
 
 
 class RecordedProduct:
-    """v → Σ over a batch of a curvature matrix times v.
+    """The product of the curvature matrix, summed over a batch, with a vector v.
 
-    Two recordings: the linearisation, replayed once per step, whose saved activations stay where
-    they are; and the product, which reads them.
+    The linearisation is one recording, replayed once per step. The product is another one, which
+    reads the activations that the linearisation saved.
 
     Args:
-        curvature: linearises.
-        batch: samples like those that will be loaded.
-        capture: records.
+        curvature: linearises the network.
+        batch: samples in the shape of those that `load` will get.
+        capture: records a function.
         network: the model, on aliases of its parameters.
     """
 
@@ -57,12 +57,12 @@ class RecordedProduct:
         self._product = capture(network, apply, rehearsal=apply, after=self._linearization)
 
     def load(self, batch: Batch) -> None:
-        """Linearise at the parameters as they are, over these samples."""
+        """Linearise at the current parameters, over these samples."""
         copy_batch(batch, self._batch)
         self._linearization.graph.replay()
 
     def __call__(self, vector: Tensor) -> Tensor:
-        """The product as a new vector [n]."""
+        """The product with a vector [n], as a new vector [n]."""
         self._vector.copy_(vector)
         self._product.graph.replay()
         return self._product.result.clone()

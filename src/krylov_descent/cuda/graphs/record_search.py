@@ -1,9 +1,9 @@
-"""f_C over a basis that is in the same place at every step, by recordings: c → f_C(θ + Vc).
+"""Recordings of the search objective c → f_C(θ + Vc), with a basis V at a fixed address.
 
-An evaluation is one launch, which fetches the coefficients from the host and brings value and
-projected gradient there, and so are the measurement of noise and the step that is taken in the end.
-The evaluation with which every search begins, c = 0, is launched right behind the basis, and the
-noise behind it: both are the same whatever the basis turns out to be.
+An evaluation is one launch: the coefficients go in from the host, the value and the projected
+gradient come out. The noise measurement and the final step are one launch each. Every search begins
+with c = 0, which does not depend on the basis. So that evaluation is launched right behind the
+basis, and the noise measurement behind it.
 """
 
 from collections.abc import Callable
@@ -43,8 +43,8 @@ from krylov_descent.runtime.private import copy_each
 
 
 def launch_search(engine: Recorder, work: Search) -> Launched[SearchObjective]:
-    """The search, with f_C(θ) launched behind the basis, where that is in the engine's slots."""
-    if engine.basis_slots is None:  # the basis is still to be made when the search is asked for
+    """The search, with f_C(θ) launched behind the basis if that is in the engine's slots."""
+    if engine.basis_slots is None:  # the basis is not launched yet
         return Launched(lambda: _launched(engine, work))
     return Launched.done(_launched(engine, work))
 
@@ -58,7 +58,7 @@ def _launched(engine: Recorder, work: Search) -> SearchObjective:
     batch = batch.to(device)
     normaliser = placed(objective.network.loss.normaliser(batch.targets, batch.size), device)
     theta = objective.parameters.copy()
-    # From here on the parameters are written to: to record may take a rehearsal.
+    # From here on the parameters are written to, even by the warm-up of a recording.
     engine.open_search = plain = SearchObjective(objective, work.samples, work.previous, theta)
 
     def mailbox(*_: Any) -> SearchMailbox:
@@ -89,21 +89,20 @@ def _launched(engine: Recorder, work: Search) -> SearchObjective:
 
 
 class RecordedSearch(SearchObjective):
-    """f_C in coefficients of the rows of a basis, around θ; the evaluation at θ is launched.
+    """f_C around θ in coefficients of the basis; the constructor launches the evaluation at θ.
 
-    What is launched and never asked for writes to the parameters, too, before all that is launched
-    later, and to pinned memory of the recordings. The engine waits for it at the end of a step
-    that is not taken.
+    Launched evaluations write to the parameters and to pinned memory even if nobody reads their
+    results. At the end of a step that is not taken the engine waits for them.
 
     Args:
-        engine: that launched it.
-        work: the search as it was asked for.
+        engine: the engine that launches.
+        work: the requested search.
         theta: θ [n].
         samples: |C|.
-        normaliser: what the sum of their losses is divided by, on its way.
-        evaluation: its recording, loaded with C, θ and the previous step.
-        noise: the recording of what noise is told from; None where that is not possible.
-        step: the recording of a step, likewise.
+        normaliser: divisor of the sum of losses, in transfer to the host.
+        evaluation: recording of an evaluation, loaded with C, θ and the previous step.
+        noise: recording of the noise measurement; None if it cannot be recorded.
+        step: recording of the final step; None if it cannot be recorded.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class RecordedSearch(SearchObjective):
         self._mailbox: SearchMailbox = evaluation.result
         self._at_theta = self._launch(np.zeros(0))
         self._noise = None if noise is None else Arriving(noise(), self._device)
-        # Made ready for later, while the GPU is busy.
+        # Allocated here, while the GPU is busy.
         self._pieces = [] if step is None else work.objective.parameters.empty_pieces()
         self._recorded = True
 
@@ -133,16 +132,16 @@ class RecordedSearch(SearchObjective):
         super().over(subspace, coordinates)
         self._normaliser = float(self._arriving.read())
         self.samples = self._counted
-        self._recorded = bool(self._normaliser)  # without it the plain walk says what is wrong
+        self._recorded = bool(self._normaliser)  # for 0 the eager walk raises the error
         return self
 
     def start(self) -> tuple[float, Vector]:
         if not self._recorded:
             return super().start()
-        self._coordinates.find()  # while the GPU is busy with what was launched behind the basis
+        self._coordinates.find()  # while the GPU evaluates
         value, projected = _read(self._at_theta)
         self.samples_seen += self.samples
-        # Of all rows as they were made, before any were left out.
+        # The projected gradient has all rows, including those that `cut` dropped.
         return value, self._coordinates.from_gradient(projected[self._subspace.kept])
 
     def __call__(self, a: Vector) -> tuple[float, Vector]:
@@ -170,7 +169,7 @@ class RecordedSearch(SearchObjective):
         if self._noise is None or not self._recorded:
             return super()._noise_along_previous(epsilon, limit)
         recorded = noise_from(self._noise.tensor()) / self._normaliser
-        if not recorded:  # perhaps there is no previous step
+        if not recorded:  # there may be no previous step
             return super()._noise_along_previous(epsilon, limit)
         self.samples_seen += NOISE_POINTS * self.samples
 
@@ -180,10 +179,10 @@ class RecordedSearch(SearchObjective):
         return settled_noise(along, limit)
 
     def _launch(self, coefficients: Vector) -> Arriving:
-        """The numbers of an evaluation at θ + Vc, which the next evaluation overwrites.
+        """Launch an evaluation at θ + Vc; the next evaluation overwrites its numbers.
 
-        One that nobody asked for may still be under way, and read some of these coefficients. Its
-        numbers are overwritten by this one's, which follows it on the stream.
+        An earlier evaluation whose result nobody reads may still be running, and read some of these
+        coefficients. This evaluation follows it on the stream and overwrites its numbers.
 
         Args:
             coefficients: c [r] of the first r rows.
@@ -209,12 +208,12 @@ def _evaluate(
     *,
     held: SearchMailbox,
 ) -> SearchMailbox:
-    """An evaluation, for a recording; gives its mailbox."""
-    # Copies are part of the recording: each would be a launch of its own.
+    """Evaluate at the mailbox's coefficients, for a recording; returns the mailbox."""
+    # The copies from and to the host are recorded too, which saves their launches.
     parameters = network.parameters
     point = torch.addmv(theta, slots.t(), held.coefficients())
     here = network if under_way() is None else network.at(point)
-    if here is network:  # torch's kernels want parameters that begin evenly
+    if here is network:  # torch's kernels need aligned parameters
         parameters.assign(point)
     losses, reach = losses_and_reach(here, batch)
     jobs: list[Callable[[], Tensor]] = [
@@ -224,7 +223,7 @@ def _evaluate(
     value, scale = begin(jobs)  # beside the backward pass
     gradients = reach.gradients(losses)
     join()
-    # In one dtype, and of whole vectors: other kernels take two to five times as long.
+    # Whole vectors in one dtype: other kernels take two to five times as long.
     gradient = parameters.scale_and_add_decay(parameters.flatten(gradients), scale, point)
     held.bring(value, torch.mv(slots, gradient))
     return held
@@ -245,7 +244,7 @@ def _error_sums_at_points(
     *,
     held: Tensor,
 ) -> Tensor:
-    """Forward passes along the previous step, for a recording; gives what noise is told from."""
+    """Forward passes along the previous step, for a recording; returns the error sums."""
 
     def losses_at(part: float) -> Tensor:
         point = torch.add(theta, previous, alpha=part)
@@ -272,7 +271,7 @@ def _take(
     *_: Tensor,
     held: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """A step, for a recording: θ + Vc into the parameters, and Vc in pieces like them."""
+    """Write θ + Vc to the parameters, for a recording; returns c, ‖Vc‖ and the pieces of Vc."""
     coefficients, norm = held
     step = slots.t() @ coefficients.to(slots.device, non_blocking=True)
     network.parameters.assign(theta + step)
@@ -281,21 +280,20 @@ def _take(
 
 
 def _numbers_to_take(slots: Tensor, network: Aliased, *_: Any) -> tuple[Tensor, Tensor]:
-    """Where c is copied from, and the norm to."""
+    """Host memory for c and for the norm of the step."""
     return _on_host(len(slots), slots.dtype, network), _on_host(1, torch.float64, network)
 
 
 def _on_host(count: int, dtype: torch.dtype, network: Network) -> Tensor:
-    """Where so many numbers are copied from or to: in pinned memory, where there is a GPU."""
+    """Host memory [count] for transfers, pinned if the parameters are on a GPU."""
     pinned = network.parameters.device.type == "cuda"
     return torch.zeros(count, dtype=dtype, pin_memory=pinned)
 
 
 def _may_be_side_by_side(engine: Recorder, batch: Batch) -> bool:
-    """Whether the forward passes for the noise fit side by side, and write to nothing shared.
+    """Whether the forward passes for the noise fit in memory together and share no buffers.
 
-    What one writes to a tensor that is no buffer, and reads again, is not seen. Then the noise
-    may be wrong, and nothing else.
+    Writes to tensors that are not buffers go undetected. Then only the noise may be wrong.
     """
     objective = engine.objective
     modules = (objective.network.eager, objective.network.loss.module)

@@ -1,8 +1,7 @@
-"""The engine's operations while a part of a step is recorded, in place of torch's.
+"""The `Operations` in use while a part of a step is recorded.
 
-Jobs that do not depend on each other are parallel branches of the CUDA graph. With products on
-tensor cores some operations are kernels of their own, each of which falls back to torch's way
-where it is not for the tensors given.
+Independent jobs run on parallel branches of the CUDA graph. With products on tensor cores some
+operations have their own kernels, and fall back to torch for tensors that these do not support.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +19,10 @@ Result = TypeVar("Result")
 
 @contextmanager
 def recorded_operations(products: AbstractContextManager[Any]) -> Iterator[Any]:
-    """For a while the operations of a recording, or of its rehearsal.
+    """Context of a recording or its warm-up, with the operations for it.
 
     Args:
-        products: gives `TensorCoreProducts` or None, which are given on.
+        products: context that yields `TensorCoreProducts` or None; this one yields the same.
     """
     with products as found:
         by_kernels = found is not None and not found.sparing
@@ -36,34 +35,34 @@ class RecordedOperations(Operations):
 
     @property
     def may_read(self) -> bool:
-        """Not while kernels are captured: they have not run yet."""
+        """Whether the host may read results: not during capture, when kernels have not run."""
         return not is_recorded()
 
     def independent(self, jobs: Iterable[Callable[[], Result]]) -> list[Result]:
-        """All jobs side by side."""
+        """Run all jobs on parallel branches."""
         return side_by_side(list(jobs))
 
 
 class TensorCoreOperations(RecordedOperations):
-    """The same with kernels of `cuda.triton`.
+    """Recorded operations by the kernels of `cuda.triton`.
 
     Args:
-        products: `TensorCoreProducts`, which is the dispatch mode of the moment.
+        products: the active dispatch mode `TensorCoreProducts`.
     """
 
     def __init__(self, products: Any) -> None:
         self._products = products
 
     def writes_anywhere(self, device: torch.device) -> bool:
-        """The kernels do."""
+        """True: the kernels do."""
         return True
 
     def begin(self, jobs: Iterable[Callable[[], Result]], at_a_time: int) -> list[Result]:
-        """On branches; operations that pass by `TensorCoreProducts` wait for what they read."""
+        """Run jobs on branches; operations of `TensorCoreProducts` wait for what they read."""
         return begin(list(jobs), at_a_time)
 
     def cross_entropy(self, outputs: Tensor, targets: Tensor, *, averaged: bool) -> Tensor:
-        """By one kernel, with its derivative where that will be asked for."""
+        """By one kernel, which also writes the derivative if a gradient will follow."""
         found: Tensor | None = self._products.entropies.of_samples(
             outputs, targets, averaged=averaged
         )
@@ -72,19 +71,19 @@ class TensorCoreOperations(RecordedOperations):
         return found
 
     def ones(self, losses: Tensor) -> Tensor:
-        """Those that the derivative of a cross entropy was made for, together with the losses."""
+        """The cotangent for which the cross entropy has precomputed its derivative."""
         if losses.dim() != 1 or losses.dtype is not torch.float32:
             return super().ones(losses)
         found: Tensor = self._products.entropies.ones(len(losses))
         return found
 
     def sums_over_rows(self, x: Tensor, ones: Tensor, out: Tensor | None = None) -> Tensor:
-        """By kernels, whose parts are always added in the same order."""
+        """By kernels that add partial sums in a fixed order."""
         found: Tensor | None = self._products.matrices.sums_over_rows(x, squares=False, out=out)
         return super().sums_over_rows(x, ones, out) if found is None else found
 
     def sums_over_samples(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """With squares made of what products have of both matrices already."""
+        """With squares computed from the cached splits of both matrices."""
         matrices = self._products.matrices
         squares: Tensor | None = matrices.product_of_squares(delta, x)
         sums: Tensor | None = matrices.sums_over_rows(delta, squares=True)
@@ -95,7 +94,7 @@ class TensorCoreOperations(RecordedOperations):
 
     @property
     def fuses(self) -> bool:
-        """They are kernels."""
+        """True: each fused operation is one kernel."""
         return True
 
     def scale_of_length(

@@ -1,4 +1,4 @@
-"""What all recorded work has in common: what was recorded, and whether that is still right."""
+"""State shared by all recorded work: the cached graphs, and whether they are stale."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,30 +13,30 @@ from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.search_objective import SearchObjective
 from krylov_descent.runtime.engine import Engine, StaleError
 
-# Bytes of parameters. In larger models kernels are long enough to hide their launches, and memory
-# is dearer.
+# Bytes of parameters. Larger models have kernels that are long enough to hide their launches, and
+# need the memory.
 LARGEST_MODEL = 16 << 20
-# Bytes of activations, which a recording holds on to. With more of them kernels are long, too.
+# Bytes of activations, which a recording keeps allocated. With more, kernels hide their launches.
 LARGEST_ACTIVATIONS = 1 << 30
-# Recordings that are the same for every preconditioner.
+# Names of recordings that do not depend on the preconditioner.
 EVALUATION, NOISE, STEP = "evaluation", "noise", "step"
 STALE = "the model does not compute any more what was recorded of it"
 
 
 class Recorder(Engine):
-    """An engine that records; how each piece of work is recorded is decided by its heirs.
+    """An engine with a graph cache and staleness checks; subclasses decide how work is recorded.
 
     Args:
-        objective: whose work it runs.
+        objective: the objective whose work is run.
         capture: records a function.
 
     Attributes:
         objective: as given.
-        graphs: what was recorded.
-        staleness: whether that is what the model computes.
-        settled_at: how often recordings had been found stale when squares were last made plainly.
-        basis_slots: the rows [K + m, n] of the basis of this step, where the engine made it.
-        open_search: the search that was launched in this step, and may have written to parameters.
+        graphs: cache of recordings.
+        staleness: compares recordings with the model.
+        settled_at: `staleness.refuted` at the last time squared gradients were computed eagerly.
+        basis_slots: the rows [K + m, n] of this step's basis; None unless the engine computed it.
+        open_search: the search launched in this step, which may have written to the parameters.
     """
 
     def __init__(self, objective: Objective, capture: Capture) -> None:
@@ -46,37 +46,37 @@ class Recorder(Engine):
         self.settled_at = 0
         self.basis_slots: Tensor | None = None
         self.open_search: SearchObjective | None = None
-        self._trusted: list[Batch] = []  # whose recordings were taken to be fresh, unverified
-        self._was_repeatable = False  # until `verify`
+        self._trusted: list[Batch] = []  # batches whose recordings were assumed to be fresh
+        self._was_repeatable = False  # `repeatable`, before `verify` reset it
 
     @property
     def possible(self) -> bool:
-        """Whether this model is one to record."""
+        """Whether the parameters are small enough for recordings to pay."""
         parameters = self.objective.parameters
         return parameters.numel * parameters.tensors[0].element_size() <= LARGEST_MODEL
 
     def fits(self, batch: Batch, *, times: int = 1) -> bool:
-        """Whether a forward and backward pass over a batch may be recorded.
+        """Whether the activations of a forward and backward pass are small enough to be recorded.
 
         Args:
-            batch: of samples.
-            times: how often, side by side.
+            batch: the samples of the pass.
+            times: number of such passes that run in parallel.
         """
         size = times * batch.size
         activations = size * self.objective.findings.bytes_per_sample
         return size <= self.objective.micro_batch and activations <= LARGEST_ACTIVATIONS
 
     def are_fresh(self, batch: Batch, losses: Tensor | None = None) -> bool:
-        """Whether recordings are what the model computes; forgets them if not.
+        """Whether the recordings compute what the model computes; stale ones are dropped.
 
-        In a step that can be made again they are taken to be fresh: `verify` has the answer.
+        In a repeatable step the recordings are assumed to be fresh, and `verify` checks them.
 
         Args:
-            batch: whose first samples are compared.
+            batch: its first samples are compared.
             losses: see `Staleness.compare`.
 
         Raises:
-            StaleError: behind `verify`, to which earlier samples had told nothing.
+            StaleError: `verify` has run, its checks were inconclusive, and this one failed.
         """
         if not self.in_step:
             self.staleness.begin_step()
@@ -95,7 +95,7 @@ class Recorder(Engine):
         self._was_repeatable, self.repeatable = self.repeatable, False
         trusted, self._trusted = self._trusted, []
         fresh = self.staleness.answer()
-        for batch in trusted:  # does nothing unless those before told nothing
+        for batch in trusted:  # compares nothing unless the earlier checks were inconclusive
             self.staleness.compare(batch)
             fresh = self.staleness.answer() and fresh
         if not fresh:
@@ -110,12 +110,12 @@ class Recorder(Engine):
             finally:
                 self._trusted, self._was_repeatable = [], False
                 self.basis_slots, search, self.open_search = None, self.open_search, None
-                if search is not None:  # nobody had use for it
+                if search is not None:  # its step was not taken
                     search.restore()
                     self.finish()
 
     def finish(self) -> None:
-        """Wait for all that was launched."""
+        """Wait for all launched kernels."""
 
     def clear(self) -> None:
         self.graphs.clear()

@@ -8,18 +8,18 @@ from krylov_descent.algorithms.bfgs import Vector
 
 
 class SearchMailbox:
-    """Coefficients c for an evaluation at θ + Vc, and the value and Vᵀ∇f that come of it.
+    """Host memory for the coefficients c, and for the value and Vᵀ∇f of an evaluation at θ + Vc.
 
-    Both are in memory of the host, pinned if there is a GPU, and the recording reads and writes
-    them there. There is one place for each: coefficients are sent when the evaluation before was
-    waited for, or is never asked for. Keep the mailbox until all that was launched has ended.
+    The memory is pinned if there is a GPU; the recording reads and writes it. It holds one
+    evaluation: send coefficients only if the previous result was read, or never will be. Keep the
+    mailbox until all launched evaluations have ended.
 
     Args:
-        rows: of the basis V.
+        rows: number of rows of the basis V.
         like: a tensor in the dtype of the coefficients, on the GPU.
 
     Attributes:
-        numbers: value and Vᵀ∇f of the last evaluation that has ended [1 + rows], float64.
+        numbers: value and Vᵀ∇f of the last finished evaluation [1 + rows], float64.
     """
 
     def __init__(self, rows: int, like: Tensor) -> None:
@@ -32,17 +32,17 @@ class SearchMailbox:
         write(coefficients, self._sent.numpy())
 
     def coefficients(self) -> Tensor:
-        """c [rows] on the GPU; the first operation of a recording."""
+        """Copy c [rows] to the GPU; the first operation of a recording."""
         return self._sent.to(self._device, non_blocking=True)
 
     def bring(self, value: Tensor, projected: Tensor) -> None:
-        """Value and Vᵀ∇f [rows] to the host; the last operation of a recording."""
+        """Copy the value and Vᵀ∇f [rows] to the host; the last operation of a recording."""
         numbers = torch.cat([value.unsqueeze(0), projected.double()])
         self.numbers.copy_(numbers, non_blocking=True)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what is not finite is found by the search
+@np.errstate(over="ignore", invalid="ignore")  # the search checks for non-finite numbers
 def write(numbers: Vector, place: Vector) -> None:
-    """Numbers, and zeros behind them, to where a recording fetches them."""
+    """Write numbers, padded with zeros, to the host memory that a recording reads."""
     place[: len(numbers)] = numbers
     place[len(numbers) :] = 0

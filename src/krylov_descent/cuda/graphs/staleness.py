@@ -1,11 +1,10 @@
-"""Whether what has been recorded of a network is still what it does.
+"""Detects whether the recordings of a network are stale.
 
-A Python number that a forward pass reads (an annealed weight, say) is none of what a recording is
-known by (see `graph_cache`), and neither is a flag. So once in each step, and outside of steps at
-each use, a few samples are run both ways. If their losses differ by a thousandth, or the autograd
-graph has other operations than at the comparison before (a penalty is switched on, if only a small
-one), the recordings are stale. (Mini-batches are recorded on request alone: with dropout both ways
-always differ.)
+The key of the graph cache does not see a Python number or flag that a forward pass reads, such as
+an annealed weight. So once per step, and outside of steps at each use, a few samples are run by the
+recording and by the model. The recordings are stale if the losses differ by a thousandth, or if the
+autograd graph has other operations than at the previous comparison (a small penalty was switched
+on, say). With dropout the losses always differ, so mini-batches are recorded on request only.
 """
 
 import functools
@@ -32,14 +31,14 @@ Precision = tuple[str, str]
 
 
 class Staleness:
-    """Compares recordings with the network, once in a step for each precision.
+    """Compares recordings with the network, once per step for each precision.
 
     Args:
-        network: that was recorded.
-        graphs: what was recorded of it.
+        network: the recorded network.
+        graphs: its recordings.
 
     Attributes:
-        refuted: how often recordings were found stale.
+        refuted: how often recordings were found to be stale.
     """
 
     def __init__(self, network: Network, graphs: GraphCache) -> None:
@@ -54,26 +53,24 @@ class Staleness:
         return vars(self) | nothing
 
     def begin_step(self) -> None:
-        """Nothing is known of the step that begins."""
+        """Reset all checks at the beginning of a step."""
         self._checked, self._open = set(), {}
 
     def clear(self) -> None:
-        """The model has changed: there is nothing to compare its graph with."""
+        """Forget the autograd graphs of earlier comparisons: the model has changed."""
         self._structures = {}
 
     def compare(self, batch: Batch, losses: Tensor | None = None, *, later: bool = False) -> None:
-        """Run a few samples both ways, where that was not done in this step.
-
-        The answer is not waited for: see `answer`.
+        """Launch the comparison on a few samples, unless this step has made it; see `answer`.
 
         Args:
-            batch: whose first samples are run.
-            losses: of these, as the recording has them that was loaded last, and replayed. One
-                that was made just now tells nothing of those before it, and is not asked.
-            later: whether to run the model itself only when the answer is asked for, beside all
-                that is launched from now on.
+            batch: its first samples are compared.
+            losses: their losses by the recording that was loaded last. They are ignored if that
+                recording is new, because then it says nothing about the older recordings.
+            later: whether to run the model only in `answer`, on a separate stream in parallel to
+                the kernels launched in between.
         """
-        # For each precision: Hessian-Free may have tf32 for its products alone.
+        # For each precision, because Hessian-Free may use tf32 for its products only.
         precision = precisions()
         if precision in self._checked or precision in self._open:
             return
@@ -82,9 +79,9 @@ class Staleness:
             recording = self._graphs.load(f"{PULSE} in {precision}", _losses, few)
             if recording is None:
                 return
-            # Here, in the order of all recordings: two at once might use memory of one library.
+            # On the current stream: two recordings in parallel might share a library's workspace.
             losses = recording()
-        # Where a forward pass may write to buffers, nothing else may be under way.
+        # A forward pass that may write to buffers must not run in parallel to others.
         if later and few.size and losses.is_cuda and not self._graphs.known.modules:
             moment = torch.cuda.current_stream(losses.device).record_event()
             self._open[precision] = _Question(few, losses, moment)
@@ -92,12 +89,12 @@ class Staleness:
             self._open[precision] = self._agreement(self._network, few, losses)
 
     def answer(self) -> bool:
-        """Whether all that was compared agrees, which is waited for."""
+        """Whether all comparisons agree or are inconclusive; waits for their results."""
         fresh = True
         while self._open:
             precision, found = self._open.popitem()
             if isinstance(found, _Question):
-                # On a stream of its own, with a place of its own in autograd: see `Aliased`.
+                # The separate stream needs parameter aliases: see `Aliased`.
                 with _beside_what_followed(found.moment, found.losses.device):
                     found = self._agreement(Aliased(self._network), found.few, found.losses)
             agree, telling = found.read()
@@ -108,11 +105,11 @@ class Staleness:
         return fresh
 
     def _agreement(self, network: Network, few: Batch, recorded: Tensor) -> OnTheWay:
-        """Whether the network does now what was recorded of it, and whether that can be told."""
+        """Two flags [2]: whether recorded and eager losses agree, whether that is conclusive."""
         losses = network.sample_losses(few, eager=True)
         fresh = losses.detach().double()
         error, size = (recorded.double() - fresh).abs().sum(), fresh.abs().sum()
-        # Losses that are zero, of targets to ignore, or not finite tell nothing.
+        # Inconclusive: losses that are zero (of ignored targets) or not finite.
         tell = (size > 0) & size.isfinite()
         agree = error <= PULSE_TOLERANCE * size
         if not self._is_as_before(network, few, losses):
@@ -120,7 +117,7 @@ class Staleness:
         return OnTheWay(torch.stack([agree, tell]))
 
     def _is_as_before(self, network: Network, few: Batch, losses: Tensor) -> bool:
-        """Whether the graph of the losses is as at the last comparison, where there was one."""
+        """Whether the autograd graph of the losses equals that of the last comparison, if any."""
         if not losses.requires_grad:
             return True
         kind = network.autocast, *(t.shape for t in tensors_in((few.inputs, few.targets)))
@@ -131,12 +128,12 @@ class Staleness:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A few samples by a recording, to be compared with what the model does now.
+    """A comparison for which the model is still to be run.
 
     Attributes:
-        few: the samples, m of them.
-        losses: as recorded [m]; overwritten when it is replayed again.
-        moment: at which they were launched.
+        few: m samples.
+        losses: their losses by the recording [m]; the next replay overwrites them.
+        moment: event recorded behind the launch of the losses.
     """
 
     few: Batch
@@ -146,10 +143,10 @@ class _Question:
 
 @contextmanager
 def _beside_what_followed(moment: torch.cuda.Event, device: torch.device) -> Iterator[None]:
-    """For a while kernels wait for those launched before a moment, not for what followed it.
+    """Context: kernels run on a separate stream, which waits for an event on the current stream.
 
-    Nothing that they read may be written to by what followed. All that is launched afterwards
-    waits for them.
+    Kernels launched after the event must not write to what these kernels read. Kernels launched
+    after the context wait for it.
     """
     current, own = torch.cuda.current_stream(device), _own_stream(device)
     own.wait_event(moment)
@@ -162,10 +159,10 @@ def _beside_what_followed(moment: torch.cuda.Event, device: torch.device) -> Ite
 
 @functools.cache
 def _own_stream(device: torch.device) -> torch.cuda.Stream:
-    """One that goes first where others fill a GPU, and is none of those that are recorded on."""
+    """A stream of high priority that is never used for recording."""
     return torch.cuda.Stream(device, priority=-1)
 
 
 def _losses(network: Network, batch: Batch) -> Tensor:
-    # With grad mode on, which a forward pass that differentiates by itself needs.
+    # Grad mode stays on for forward passes that differentiate.
     return network.sample_losses(batch, eager=True).detach()

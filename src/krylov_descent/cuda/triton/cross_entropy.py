@@ -1,8 +1,8 @@
-"""The cross entropy of sigmoids, which autoencoders of pixels have, by one kernel.
+"""The cross entropy of sigmoids, the loss of autoencoders of pixels, by one kernel.
 
-Where a gradient will follow, the kernel writes the derivative of the sum of all losses, too, with
-the split that products need of it. A backward pass that begins with `ones` takes that derivative
-as it is. Any other has torch's operations. The same by torch: `Operations.cross_entropy`.
+If a gradient will follow, the kernel also writes the derivative of the sum of all losses, and the
+split of the derivative. A backward pass whose cotangent is `ones` returns this derivative. Other
+backward passes use torch's operations. `Operations.cross_entropy` is the reference in torch.
 """
 
 from typing import Any
@@ -18,27 +18,27 @@ from krylov_descent.cuda.triton.split_fp16 import SplitMatrix, filled_up, fits, 
 from krylov_descent.runtime.precision import derivative_precision
 from krylov_descent.runtime.private import transforms_are_active
 
-# So many numbers of a row are gone through side by side.
+# Entries of a row that are processed in parallel.
 BLOCK = 1024
 
 
 class CrossEntropy:
-    """Cross entropies of sigmoids, and their derivatives towards what goes into these.
+    """Cross entropies of sigmoids, and their derivatives in the logits.
 
     Args:
-        lazy: products that are computed later.
+        lazy: the lazy products of the recording.
     """
 
     def __init__(self, lazy: LazyProducts) -> None:
         self._lazy, self._one = lazy, lazy.bounds.one
 
     def of_samples(self, outputs: Any, targets: Any, *, averaged: bool) -> Tensor | None:
-        """Of each sample [m], in autograd's graph; None where the kernel is not for these.
+        """The differentiable loss of each sample [m]; None if the kernel does not support these.
 
         Args:
-            outputs: before the sigmoid [m, n].
-            targets: of the same shape.
-            averaged: over n, in place of the sum.
+            outputs: logits [m, n].
+            targets: [m, n].
+            averaged: whether to average over n instead of summing.
         """
         ours = (
             isinstance(outputs, Tensor)
@@ -60,11 +60,11 @@ class CrossEntropy:
     def compute(
         self, x: Tensor, target: Tensor, share: float, *, differentiated: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The losses [m] and, if they are differentiated, the derivative of their sum [m, n]."""
+        """The losses [m] and, if differentiated, the derivative of their sum [m, n]."""
         self._lazy.materialise(x, target)
         x, target = x.detach(), target.detach()
         (rows, columns), losses = x.shape, x.new_empty(len(x))
-        unit = 4 if columns % 4 == 0 else 1  # as many as can be read at once
+        unit = 4 if columns % 4 == 0 else 1  # width of vectorised loads
         delta, made, bound_of_target = x, None, x
         programs, width, tensors = rows, filled_up(columns), (x,) * 4
         if differentiated:
@@ -83,17 +83,17 @@ class CrossEntropy:
         return losses, delta
 
     def ones(self, count: int) -> Tensor:
-        """So many of them [count], which no kernel has to fill, and `are_ones` knows."""
+        """Ones [count] without a kernel, which `are_ones` recognises."""
         return self._one.view(torch.float32).expand(count)
 
     def are_ones(self, x: Tensor) -> bool:
-        """Whether these are known to be `ones`."""
+        """Whether x was returned by `ones`."""
         return x.data_ptr() == self._one.data_ptr() and x.stride() == (0,)
 
 
 class _CrossEntropy(torch.autograd.Function):
-    # It may be differentiated in another thread and after the mode has ended: both ways ask for
-    # the mode of their moment.
+    # Backward may run in another thread, or after the mode was left. So forward and backward each
+    # look up the active mode.
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Whether kernels on tensor cores can be used, and the way to them."""
+"""Entry to the tensor-core kernels: whether they can be used, and their dispatch mode."""
 
 import functools
 import importlib.util
@@ -11,15 +11,15 @@ import torch
 from krylov_descent.runtime.messages import first_line
 from krylov_descent.runtime.private import current_dispatch_mode
 
-# Bytes of a multiprocessor's shared memory that the largest tiles need. Hopper has them, and data
-# centre GPUs after it.
+# Bytes of a multiprocessor's shared memory that the largest tiles need. Hopper and later data
+# centre GPUs have them.
 LEAST_MEMORY = 200 << 10
 
 
 def tensor_core_products(
     device: torch.device, before: Any = None, *, sparing: bool = False
 ) -> AbstractContextManager[Any]:
-    """A `TensorCoreProducts` to enter, or a context that gives None where it cannot be used."""
+    """A `TensorCoreProducts` to enter; a context that yields None if it cannot be used."""
     if not possible(device):
         return nullcontext()
     from krylov_descent.cuda.triton.products import TensorCoreProducts  # needs Triton
@@ -28,10 +28,10 @@ def tensor_core_products(
 
 
 def under_way() -> Any:
-    """The `TensorCoreProducts` of this moment; None where there is none, or a sparing one.
+    """The active `TensorCoreProducts`; None if there is none, or if it is a sparing one.
 
-    Also within a backward pass, which autograd runs in a thread of its own: torch hands on the
-    dispatch mode, and no other context.
+    Works within a backward pass, too: autograd's thread inherits the dispatch mode and no other
+    context.
     """
     mode: Any = current_dispatch_mode()
     return mode if getattr(mode, "sparing", None) is False else None
@@ -39,13 +39,13 @@ def under_way() -> Any:
 
 @functools.cache
 def possible(device: torch.device) -> bool:
-    """Whether Triton is installed, the GPU has room for the tiles, and the kernels work on it.
+    """Whether Triton is installed, tiles fit in shared memory, and the kernels work on the GPU.
 
-    Warns where they should work and do not.
+    Warns if the kernels should work and do not.
     """
     if device.type != "cuda" or torch.version.hip or importlib.util.find_spec("triton") is None:
         return False
-    properties: Any = torch.cuda.get_device_properties(device)  # annotations lack some of them
+    properties: Any = torch.cuda.get_device_properties(device)  # annotations lack some fields
     if properties.shared_memory_per_block_optin < LEAST_MEMORY:
         return False
     try:

@@ -1,6 +1,6 @@
-"""Sums, multiples and activation functions of products, by the kernel that computes the product.
+"""Sums, multiples and activation functions of products, fused into the kernel of the product.
 
-Functions of other matrices are computed together with their splits.
+For matrices that are not lazy products, one kernel computes the function and its split.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from krylov_descent.cuda.triton.split_fp16 import BOUNDED_BY_ONE, Function, is_r
 from krylov_descent.runtime.precision import SETTINGS
 
 aten = torch.ops.aten
-# Of a matrix with fewer numbers, unless it is a lazy product, a function is torch's.
+# For a matrix with fewer entries that is not a lazy product, torch computes the function.
 LEAST_NUMBERS = 1 << 12
 FUNCTIONS: dict[Any, int] = {
     aten.sigmoid.default: kernels.SIGMOID,
@@ -26,7 +26,7 @@ FUNCTIONS: dict[Any, int] = {
     aten.threshold_backward.default: kernels.RELU_BACKWARD,
 }
 BACKWARD = (kernels.SIGMOID_BACKWARD, kernels.TANH_BACKWARD, kernels.RELU_BACKWARD)
-# Those that have a bound before their argument, a product, is computed.
+# Functions whose bound is known before their argument, a product, is computed.
 OF_PRODUCTS = {
     kernels.SIGMOID: Function(kernels.SIGMOID),
     kernels.TANH: Function(kernels.TANH),
@@ -37,10 +37,10 @@ OF_PRODUCTS = {
 
 
 class FunctionsOfProducts:
-    """Sums, multiples, and the functions between layers, in place of torch's.
+    """Replaces torch's add, mul and activation functions.
 
     Args:
-        lazy: products that are computed later.
+        lazy: the lazy products of the recording.
     """
 
     def __init__(self, lazy: LazyProducts) -> None:
@@ -48,7 +48,7 @@ class FunctionsOfProducts:
         self._lazy = lazy
 
     def add(self, a: Any, b: Any, **factors: Any) -> Any:
-        """a + b, which is lazy where one of them is a lazy product."""
+        """a + b; lazy if a or b is a lazy product."""
         for one, other in ((a, b), (b, a)):
             lazy, bound = self._lazy.find(one), self._bound_of(other)
             if lazy is None or bound is None or factors or a.shape != b.shape:
@@ -59,12 +59,12 @@ class FunctionsOfProducts:
         return aten.add.Tensor(*self._lazy.materialise(a, b), **factors)
 
     def mul(self, a: Any, b: Any) -> Any:
-        """a ∘ b, computed with the lazy product that one of them is."""
+        """a ∘ b, fused into the product if a or b is a lazy product."""
         for one, other in ((a, b), (b, a)):
             lazy = self._lazy.find(one)
             if lazy is None or not isinstance(other, Tensor) or self._lazy.find(other) is not None:
                 continue
-            self._lazy.materialise(other)  # which may be a part of a lazy product
+            self._lazy.materialise(other)  # it may be a part of a lazy product
             if lazy.product.bounded and is_rows(other, self._device) and other.shape == one.shape:
                 bound = self._lazy.bound_of(rows_of(other))
                 found = self._lazy.function_of(lazy, Function(kernels.MULTIPLE, other, bound))
@@ -73,16 +73,16 @@ class FunctionsOfProducts:
         return aten.mul.Tensor(*self._lazy.materialise(a, b))
 
     def function(self, function: Any, kind: int, *args: Any) -> Any:
-        """One of `FUNCTIONS`, computed with the lazy product that its argument is, or a split.
+        """One of `FUNCTIONS`, fused into a lazy product or computed together with its split.
 
         Args:
-            function: torch's.
-            kind: which one it is in `kernels`.
-            args: as torch has them.
+            function: torch's operation.
+            kind: number of the function in `kernels`.
+            args: arguments of torch's operation.
         """
         x = args[0]
         y: Tensor = args[1] if kind in BACKWARD else x
-        from_zero = args[2:] in ((), (0,))  # of relu
+        from_zero = args[2:] in ((), (0,))  # the threshold of relu
         fits = is_rows(y, self._device) and y.shape == x.shape and from_zero
         lazy = self._lazy.find(x)
         if lazy is not None and fits and kind in OF_PRODUCTS:

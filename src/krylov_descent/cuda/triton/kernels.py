@@ -1,25 +1,25 @@
-"""The kernels of `split_fp16` and `cross_entropy`, in Triton's language.
+"""The Triton kernels of `split_fp16` and `cross_entropy`.
 
-A bound is the largest absolute value of the finite numbers of a matrix, or more, kept as the bits
-of a float32: for numbers that are not negative these are in the order of the numbers.
+A bound is an upper bound of the absolute values of a matrix's finite entries, stored as the bits of
+a float32. The bits of non-negative floats are ordered like the floats.
 
-Triton compiles a kernel once for each choice of its capital arguments, and of what it is told to
-know of the others: whether numbers are multiples of 16, and where memory begins. It is told to know
-little, since each of these takes a part of a second the first time.
+Triton specialises a kernel on its constexpr arguments (in capitals), on the divisibility of its
+integers by 16, and on the alignment of its pointers. Each compilation takes a part of a second, so
+most integers and pointers are excluded.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-# A matrix is scaled so that its bound is below 2¹⁵, where fp16 has its digits: of numbers that are
-# 2⁻²⁸ of the bound or more it keeps 11, and two of it keep 22 of those that are 2⁻¹⁷ or more.
+# A matrix is scaled so that its bound is below 2¹⁵, within the range of fp16. One fp16 part keeps
+# 11 bits of entries from 2⁻²⁸ of the bound on; two parts keep 22 bits of entries from 2⁻¹⁷ on.
 TOP, ONE, INFINITE = tl.constexpr(14), tl.constexpr(0x3F800000), tl.constexpr(0x7F800000)
-# Functions of a matrix x, or of a derivative and of the function's value, y.
+# Functions f(x), and their backward functions of the cotangent x and the value y of the function.
 NOTHING, SIGMOID, TANH, RELU, SIGMOID_BACKWARD, TANH_BACKWARD, RELU_BACKWARD = range(7)
-# What is made of a product: nothing, a function with values up to one, or a multiple of it for each
-# number y of another matrix, first + second · y + third · y², or nothing where y is not positive;
-# perhaps with something added before. Each is a kernel, since one for all has too many registers.
+# Further functions of a product: the product (ADDED: plus a matrix) times the entrywise factor
+# first + second · y + third · y² of a matrix y, optionally zero where y ≤ 0. Each function is a
+# specialisation of its own, since a kernel for all would need too many registers.
 MULTIPLE, ADDED_MULTIPLE = 8, 9
 _NOTHING, _SIGMOID = tl.constexpr(NOTHING), tl.constexpr(SIGMOID)
 _TANH, _RELU = tl.constexpr(TANH), tl.constexpr(RELU)
@@ -35,14 +35,14 @@ def _bits(x):
 
 @triton.jit
 def _largest(x):
-    """As bits. What is not finite is left out, so that the other rows of a product keep theirs."""
+    """The bits of the largest finite |x|. A row that is not finite must not spoil other rows."""
     bits = _bits(x)
     return tl.max(tl.max(tl.where(bits < INFINITE, bits, 0), 1), 0)
 
 
 @triton.jit
 def _scale(top):
-    """The power of two for numbers up to this."""
+    """The power of two that scales a matrix with this bound."""
     exponent = tl.minimum(254 + TOP - (_bits(top) >> 23), 253)  # so that 1 / scale is no denormal
     return (exponent << 23).to(tl.float32, bitcast=True)
 
@@ -68,14 +68,14 @@ def _store_split(v, high, low, place, written, with_low):
 
 @triton.jit
 def reset(bounds, BLOCK: tl.constexpr):
-    """All to zero, but for the first: to one."""
+    """Set the first bound to 1, and all others to 0."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(bounds + at, tl.where(at == 0, ONE, 0))
 
 
 @triton.jit(do_not_specialize=["rows", "units", "stride"], do_not_specialize_on_alignment=["bound"])
 def find_bound(x, bound, rows, units, stride, UNIT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-    """bound = max(bound, |x|) for x [rows, units · UNIT], whose rows are stride · UNIT apart."""
+    """bound = max(bound, max |x|) of x [rows, units · UNIT], with a row stride of stride · UNIT."""
     r = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     c = tl.program_id(1) * C + tl.arange(0, C)[None, :]
     inside = (r < rows) & (c < units * UNIT)
@@ -108,8 +108,7 @@ def split(
 ):
     """high + low = f(x, y) · scale [padded, width], zero outside of x [rows, units · UNIT].
 
-    y and out, which gets f(x, y) itself, are like x without gaps between rows. The bound is one of
-    x, and of f.
+    y and out are contiguous in the shape of x; out = f(x, y). The bound holds for x and f(x, y).
     """
     scale = _scale(_number(bound))
     r = tl.program_id(0) * R + tl.arange(0, R)[:, None]
@@ -145,7 +144,7 @@ def split(
     do_not_specialize=["size"], do_not_specialize_on_alignment=["unscale", "bound", "new_unscale"]
 )
 def square(high, unscale, bound, squared, new_unscale, size, BLOCK: tl.constexpr):
-    """The first part of x² [size] out of that of x, whose bound is given."""
+    """squared = the high part of x² [size], from the high part and the bound of x."""
     top = _number(bound)
     scale = _scale(top * top)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -157,7 +156,7 @@ def square(high, unscale, bound, squared, new_unscale, size, BLOCK: tl.constexpr
 
 @triton.jit(do_not_specialize=["size", "count"], do_not_specialize_on_alignment=["parts", "out"])
 def add_up(parts, out, size, count, BLOCK: tl.constexpr):
-    """out [size] = Σ parts [count, size]."""
+    """out [size] = Σ parts [count, size] over count."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for part in range(count):
@@ -222,13 +221,13 @@ def product(
 ):
     """out [M, N] = Σ_k a[m, k] b[n, k] + bias[n], and its bound; or a function's values and split.
 
-    The function is f(Σ_k a[m, k] b[n, k] + bias[n] + added[m, n], y[m, n]). N is units · UNIT, so
-    many of which are read at once. Of a share of k for each axis 1. Memory has k along the rows of
-    a matrix where it is ALONG, and along its columns elsewhere.
+    The function is f(Σ_k a[m, k] b[n, k] + bias[n] + added[m, n], y[m, n]). N is units · UNIT, and
+    UNIT entries are loaded at once. Each program on axis 1 sums over a share of k. The rows of a
+    run along k in memory if A_ALONG, else its columns; those of b if B_ALONG.
 
-    A split is scaled before the result's bound is known, by what it could be at most: the sum
-    without what is added is not above `largest` times the bounds of a, b and y. As a rule that
-    leaves 2⁷ to 2¹² of fp16's range unused.
+    The split is scaled before the largest result is known, by a bound: without `added`, results
+    are at most `largest` times the bounds of a, b and y. As a rule that leaves 2⁷ to 2¹² of fp16's
+    range unused.
     """
     tile, part, N = tl.program_id(0), tl.program_id(1), units * UNIT
     tiles_m = tl.cdiv(M, BM)
@@ -252,14 +251,14 @@ def product(
         if EXACT:
             rest_a = tl.load(low_a + this_a, valid_a, 0.0)
             rest_b = tl.load(low_b + this_b, valid_b, 0.0)
-            # Tensor cores do not round their sums but cut them off, so these are kept short.
+            # Tensor cores truncate their sums instead of rounding, so these are kept short.
             some = tl.dot(rest_a, b)
             some = tl.dot(a, rest_b, some)
             total += tl.dot(a, b, some)
         else:
             total = tl.dot(a, b, total)
     one, other = tl.load(unscale_a), tl.load(unscale_b)
-    # The smaller first, so as not to overflow on the way.
+    # Multiply by the smaller factor first, to avoid overflow.
     total = total * tl.minimum(one, other) * tl.maximum(one, other)
     place = m[:, None] * N + n[None, :]
     inside = (m[:, None] < M) & (n[None, :] < N)
@@ -319,13 +318,13 @@ def cross_entropy(
     UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The cross entropy of each row of x and target [rows, units · UNIT], perhaps with delta.
+    """The cross entropy of each row of x and target [rows, units · UNIT], and with DELTA delta.
 
     losses [rows] = share · Σ -target log σ(x) - (1 - target) log σ(-x).
 
-    delta, like x, is the derivative of Σ losses: share · (σ(x) - target). Its split is
-    high + low = delta · scale [programs, width], zero outside of x. Scale and bound are for what it
-    could be at most, which is known beforehand.
+    delta, in the shape of x, is the derivative of Σ losses: share · (σ(x) - target). Its split is
+    high + low = delta · scale [programs, width], zero outside of x. Its bound, which sets the
+    scale, is (1 + bound_of_target) · share.
     """
     row, cols = tl.program_id(0), units * UNIT
     is_row = row < rows
@@ -341,8 +340,8 @@ def cross_entropy(
         inside, at = is_row & (c < cols), row * cols + c
         z = tl.load(x + at, inside, 0.0)
         t = tl.load(target + at, inside, 0.0)
-        smaller = tl.exp(-tl.abs(z))  # of 1 and exp(z), over the larger one
-        # Written so that NaN stays NaN.
+        smaller = tl.exp(-tl.abs(z))  # min(1, exp(z)) / max(1, exp(z))
+        # `where` keeps NaN, unlike a maximum.
         entropy = tl.where(z < 0, 0.0, z) - z * t + libdevice.log1p(smaller)
         total += tl.where(inside, entropy, 0.0)
         if DELTA:

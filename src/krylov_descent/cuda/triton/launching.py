@@ -1,4 +1,4 @@
-"""Launching Triton's kernels with little work for the host."""
+"""Launching of Triton kernels with little overhead on the host."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -11,17 +11,17 @@ from torch import Tensor
 from krylov_descent.runtime.messages import first_line
 from krylov_descent.runtime.private import specialised_places
 
-# Results that one program computes, where each is a sum.
+# Results per program, in kernels whose results are sums.
 SHORT = 512
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 _specialised_of: dict[str, list[int]] = {}
-# Of all threads, since a backward pass has its own: while it is not empty, no kernel is loaded.
+# While not empty, no kernel is loaded. Shared by all threads, since a backward pass has its own.
 _only_loaded: list[None] = []
 
 
 class NotLoadedError(RuntimeError):
-    """A kernel would have to be loaded where that is not allowed."""
+    """A kernel is not loaded yet, within `loaded_kernels_alone`."""
 
 
 def launch(
@@ -31,18 +31,18 @@ def launch(
     constants: Sequence[Any],
     **options: Any,
 ) -> None:
-    """Launch a kernel; the first of its kind in Triton's way, others without its checks.
+    """Launch a kernel; only the first launch of a specialisation goes through Triton's checks.
 
     Args:
-        kernel: one of `kernels`.
-        grid: blocks along both axes.
-        args: a tensor, and others. Numbers that Triton may know to be multiples of 16 always are.
-        constants: the arguments in capitals, which come last.
-        options: that go with the constants.
+        kernel: a Triton kernel.
+        grid: number of programs along both axes.
+        args: a tensor, then others. Integers that Triton specialises on are multiples of 16.
+        constants: the constexpr arguments (in capitals), which come last.
+        options: Triton's launch options.
 
     Raises:
-        NotLoadedError: the kernel is not loaded, in a `loaded_kernels_alone`.
-        RuntimeError: Triton cannot compile or launch it.
+        NotLoadedError: the kernel is not loaded, within `loaded_kernels_alone`.
+        RuntimeError: Triton cannot compile or launch the kernel.
     """
     tensors = [args[i] for i in _specialised(kernel) if isinstance(args[i], Tensor)]
     aligned = [x.data_ptr() % 16 == 0 for x in tensors]
@@ -51,7 +51,7 @@ def launch(
     compiled = _compiled.get(kind)
     try:
         if compiled is None:
-            # In this capture, that is; elsewhere another thread may load what it wants.
+            # Other threads, which are not capturing, may load kernels.
             if _only_loaded and torch.cuda.is_current_stream_capturing():
                 raise NotLoadedError(f"the kernel {kernel.__name__} is not loaded")
             _compiled[kind] = kernel[grid](*args, *constants, **options)
@@ -59,12 +59,12 @@ def launch(
             compiled[(*grid, 1)](*args, *constants)
     except RuntimeError:
         raise
-    except Exception as problem:  # Triton's own are none of torch's
+    except Exception as problem:  # Triton has its own classes of errors
         raise RuntimeError(f"a kernel of Triton failed: {first_line(problem)}") from problem
 
 
 def _specialised(kernel: Any) -> list[int]:
-    """The arguments for which Triton compiles another kernel where their memory begins evenly."""
+    """The places of arguments on whose alignment Triton specialises a kernel."""
     name = kernel.__name__
     if name not in _specialised_of:
         _specialised_of[name] = list(specialised_places(kernel))
@@ -73,7 +73,7 @@ def _specialised(kernel: Any) -> list[int]:
 
 @contextmanager
 def loaded_kernels_alone() -> Iterator[None]:
-    """For a while a capture raises `NotLoadedError` where a kernel would have to be loaded."""
+    """Context: a capture raises `NotLoadedError` instead of loading a kernel."""
     _only_loaded.append(None)
     try:
         yield
@@ -82,11 +82,11 @@ def loaded_kernels_alone() -> Iterator[None]:
 
 
 def or_else(given: Tensor | None, other: Tensor) -> Tensor:
-    """For an argument that a kernel does not look at: any of its kind."""
+    """The given tensor, or another one as placeholder for an argument that is not read."""
     return other if given is None else given
 
 
 @functools.cache
 def multiprocessors(device: int) -> int:
-    """Of a GPU."""
+    """The number of multiprocessors of a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count

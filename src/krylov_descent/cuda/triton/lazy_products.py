@@ -1,7 +1,7 @@
-"""Products that are computed when they are first read.
+"""Deferred matrix products, computed when first read.
 
-A product waits until it is known what is made of it. Everything that reads a tensor materialises it
-first, and everything that writes to one materialises those that still have to read it.
+Deferring lets one kernel compute the product and a function of it. Before an operation reads a
+tensor, the tensor is materialised. Before it writes to one, the products that read it are.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ class LazyProduct:
     """A product that is not computed yet.
 
     Attributes:
-        storage: the memory that it is to be written to.
-        product: what it is.
-        used: whether something was made of it, so that it may never be read itself.
+        storage: the memory that the result will be written to.
+        product: the operands.
+        used: whether a function of the product was computed; perhaps nothing else reads it.
     """
 
     storage: StorageWeakRef
@@ -34,12 +34,12 @@ class LazyProduct:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What other streams may read, and have to wait for: a used product, or the result of a job.
+    """A tensor that other streams have to wait for: a used product or the result of a job.
 
     Attributes:
         storage: its memory.
-        stream: on which it was made.
-        done: when, on that stream.
+        stream: the stream that computes it.
+        done: event on this stream behind the computation.
     """
 
     storage: StorageWeakRef
@@ -48,7 +48,7 @@ class _Made:
 
 
 class LazyProducts:
-    """All lazy products of a recording, and the splits and bounds of what is materialised.
+    """All lazy products of a recording, and the splits and bounds of materialised matrices.
 
     Args:
         device: the GPU.
@@ -56,8 +56,8 @@ class LazyProducts:
 
     Attributes:
         device: as given.
-        cache: splits and bounds that are known.
-        bounds: room for more bounds.
+        cache: known splits and bounds.
+        bounds: allocates bounds.
     """
 
     def __init__(self, device: torch.device, before: MatrixCache | None = None) -> None:
@@ -69,7 +69,7 @@ class LazyProducts:
         return bool(self._lazy or self._made)
 
     def defer(self, product: Product) -> Tensor:
-        """The memory of a product [M, N] that is computed when it is read."""
+        """A tensor [M, N] for a product that is computed when the tensor is first read."""
         m, n, _ = product.sizes
         out = torch.empty(m, n, dtype=torch.float32, device=self.device)
         self._drop_expired()
@@ -79,7 +79,7 @@ class LazyProducts:
         return out
 
     def find(self, x: object) -> LazyProduct | None:
-        """The lazy product that a matrix is, all of it."""
+        """The lazy product of which x is the whole result; None otherwise."""
         if not isinstance(x, Tensor):
             return None
         number = memory_of(x)
@@ -88,7 +88,7 @@ class LazyProducts:
         return found if whole else None
 
     def function_of(self, lazy: LazyProduct, function: Function) -> Tensor | None:
-        """A function of a lazy product [M, N]; None where that must be materialised first."""
+        """A function of a lazy product [M, N]; None if the product must be materialised first."""
         product, in_one = lazy.product, function.kind in BOUNDED_BY_ONE
         if not (product.added is None if in_one else product.bounded):
             return None
@@ -101,14 +101,14 @@ class LazyProducts:
         return out
 
     def materialise(self, *args: Any) -> tuple[Any, ...]:
-        """Compute what is to be in the memory of each tensor among these, which are given back."""
+        """Compute the lazy products in the memory of the tensors among args; returns args."""
         for x in args:
             if isinstance(x, Tensor):
                 self._materialise(x)
         return args
 
     def materialise_readers_of(self, changed: Sequence[Tensor]) -> None:
-        """Compute all that has something to read from memory that is to change."""
+        """Compute all lazy products that read memory which is about to change."""
         memories = {memory_of(tensor) for tensor in changed}
         for lazy in list(self._lazy.values()):
             others = (lazy.product.bias, lazy.product.added)
@@ -117,10 +117,10 @@ class LazyProducts:
                 self._materialise_all_of(lazy)
 
     def materialise_all(self, *, used_too: bool = False) -> None:
-        """Compute all that somebody may still read, on this stream.
+        """Compute on this stream all lazy products whose memory is still alive.
 
         Args:
-            used_too: also products of which something was made.
+            used_too: include products of which a function was computed.
         """
         self._drop_expired()
         for lazy in list(self._lazy.values()):
@@ -128,13 +128,13 @@ class LazyProducts:
                 self._materialise_all_of(lazy)
 
     def note_made(self, x: Tensor) -> None:
-        """Let other streams wait for this one, as far as it is now, before they read x."""
+        """Make other streams wait for this stream's kernels so far before they read x."""
         number = memory_of(x)
         if number is not None:
             self._note_made(number, StorageWeakRef(x.untyped_storage()))
 
     def split_of(self, rows: Tensor, *, exact: bool) -> SplitMatrix:
-        """The split of a matrix; made where it is not known."""
+        """The split of a matrix, from the cache or computed."""
         self._materialise(rows)
         found = self.cache.split_of(rows)
         if found is None or (exact and found.low is None):
@@ -143,7 +143,7 @@ class LazyProducts:
         return found
 
     def bound_of(self, rows: Tensor) -> Tensor:
-        """The bound of a matrix that is materialised; found where it is not known."""
+        """The bound of a materialised matrix, from the cache or computed."""
         bound = self.cache.bound_of(rows)
         if bound is None:
             bound = self.bounds.new()
@@ -152,7 +152,7 @@ class LazyProducts:
         return bound
 
     def _drop_expired(self) -> None:
-        """With products whose memory is gone, the splits that they hold are let go."""
+        """Drop products whose memory was freed, and with them the splits of their operands."""
         gone = [number for number, lazy in self._lazy.items() if lazy.storage.expired()]
         for number in gone:
             del self._lazy[number]
@@ -167,7 +167,7 @@ class LazyProducts:
             return
         product = lazy.product
         m, n, _ = product.sizes
-        out = x.detach().as_strided((m, n), (n, 1), 0)  # of which x may be a part
+        out = x.detach().as_strided((m, n), (n, 1), 0)  # x may be a part of it
         if product.added is None:
             bound = self.bounds.new()
             split_fp16.product(product, bound=bound, out=out)
@@ -189,7 +189,7 @@ class LazyProducts:
         self._made[number] = _Made(storage, stream, stream.record_event())
 
     def _wait_for(self, number: int) -> None:
-        """Let this stream wait for what another one made."""
+        """Make this stream wait for the tensor if another stream computes it."""
         made = self._made.get(number)
         if made is not None:
             stream = torch.cuda.current_stream(self.device)

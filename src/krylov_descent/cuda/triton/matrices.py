@@ -1,4 +1,4 @@
-"""Products of matrices, and sums over the rows of one: what layers are made of."""
+"""The matrix operations of layers: products, and sums over rows."""
 
 from typing import Any
 
@@ -12,18 +12,18 @@ from krylov_descent.cuda.triton.vectors import BasisVectors
 from krylov_descent.runtime.precision import SETTINGS
 
 aten = torch.ops.aten
-# Fewer multiplications than this are as fast by torch; longer sums are none of a layer's.
+# With fewer multiplications torch is as fast; sums in layers are not longer.
 LEAST_WORK, LONGEST_SUM = 1 << 15, 1 << 17
-# The same where each product has to split its matrices by itself, which takes up to four kernels.
+# Least multiplications in sparing mode, where each product splits its matrices: up to 4 kernels.
 LEAST_WORK_ALONE = 1 << 27
 
 
 class Matrices:
-    """Products of matrices in place of torch's.
+    """Replaces torch's products of matrices.
 
     Args:
-        lazy: products that are computed later.
-        basis_vectors: for a product that is the inner products between a few long vectors.
+        lazy: the lazy products of the recording.
+        basis_vectors: computes the inner products between a few long vectors.
         sparing: whether torch computes all but large products.
     """
 
@@ -32,19 +32,19 @@ class Matrices:
         self._device = lazy.device
 
     def mm(self, a: Tensor, b: Tensor) -> Any:
-        """a [M, K] times b [K, N]; it may be lazy."""
+        """a [M, K] times b [K, N]; the result may be lazy."""
         of_rows = self._basis_vectors.is_gram(a, b)
         found = self._basis_vectors.gram(a) if of_rows else self._product(a, b)
         return aten.mm.default(*self._lazy.materialise(a, b)) if found is None else found
 
     def mm_out(self, a: Tensor, b: Tensor, *, out: Tensor) -> Any:
-        """Likewise, computed at once and written to a place."""
+        """a [M, K] times b [K, N], computed at once and written to out [M, N]."""
         fits = is_rows(out, self._device) and out.shape == (a.shape[0], b.shape[1])
         found = self._product(a, b, out=out) if fits else None
         return aten.mm.out(a, b, out=out) if found is None else found
 
     def addmm(self, bias: Tensor, a: Tensor, b: Tensor, **factors: Any) -> Any:
-        """a [M, K] times b [K, N] plus bias [N]; it may be lazy."""
+        """a [M, K] times b [K, N] plus bias [N]; the result may be lazy."""
         plain = not factors and is_plain(bias, self._device) and bias.is_contiguous()
         found = self._product(a, b, bias) if plain and bias.shape == b.shape[1:] else None
         if found is not None:
@@ -54,9 +54,9 @@ class Matrices:
     def sums_over_rows(
         self, x: Tensor, *, squares: bool, out: Tensor | None = None
     ) -> Tensor | None:
-        """Σ x over rows [n], and with squares Σ x² [n] behind it.
+        """Σ x over rows [n], with squares followed by Σ x² [n]; None if unsupported.
 
-        None where torch is to do it: see `Operations.sums_over_rows` and `sums_over_samples`.
+        See `Operations.sums_over_rows` and `sums_over_samples`.
         """
         if not self._is_matrix(x):
             return None
@@ -64,7 +64,7 @@ class Matrices:
         return vectors.sum_columns(x.detach(), squares=squares, out=out)
 
     def product_of_squares(self, a: Tensor, b: Tensor) -> Tensor | None:
-        """(a²)ᵀ b² for a [m, outputs] and b [m, inputs], with the digits of tf32; or None."""
+        """(a²)ᵀ b² of a [m, outputs] and b [m, inputs], as precise as tf32; None if unsupported."""
         rough = SETTINGS.fp32_precision in ("none", "tf32")
         if not (rough and self._is_matrix(a) and self._is_matrix(b)) or len(a) > LONGEST_SUM:
             return None
@@ -82,7 +82,7 @@ class Matrices:
     def _product(
         self, a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor | None:
-        """a [M, K] times b [K, N] plus bias [N]; None where torch is to compute it."""
+        """a [M, K] times b [K, N] plus bias [N]; None if torch has to compute it."""
         precision, least = SETTINGS.fp32_precision, LEAST_WORK
         if self._sparing:
             precision, least = "ieee" if precision == "tf32" else precision, LEAST_WORK_ALONE
@@ -90,7 +90,7 @@ class Matrices:
         if precision not in ("none", "tf32") or not plain:
             return None
         if not a.dim() == b.dim() == 2 or a.shape[1] != b.shape[0]:
-            return None  # torch says what is wrong
+            return None  # torch raises the error
         (m, k), n = a.shape, b.shape[1]
         if m * n * k < least or min(m, n) < 2 or k > LONGEST_SUM or m * n > split_fp16.LARGEST:
             return None
@@ -106,10 +106,10 @@ class Matrices:
         product = Product(of_a, of_b, a_along, b_along, exact, bias)
         if a_along and out is None and not self._sparing:
             return self._lazy.defer(product)
-        # A weight gradient is the last of its kind: nothing is made of it.
+        # A weight gradient is not deferred, because no function of it follows.
         return split_fp16.product(product, out=out)
 
 
 def _has_rows(x: Tensor) -> bool:
-    """Whether it lies in memory row by row."""
+    """Whether a matrix is stored row by row."""
     return x.stride(1) == 1 and x.stride(0) >= x.shape[1]

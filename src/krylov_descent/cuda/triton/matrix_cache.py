@@ -1,4 +1,4 @@
-"""Splits and bounds of matrices, kept by the memory that the matrices are in."""
+"""Cache of the splits and bounds of matrices, by the storage of the matrix."""
 
 from dataclasses import dataclass, field
 
@@ -10,22 +10,22 @@ from krylov_descent.cuda.triton.launching import launch
 from krylov_descent.cuda.triton.split_fp16 import BLOCK, SplitMatrix
 from krylov_descent.runtime.private import StorageWeakRef, storage_number
 
-# With more pieces of memory than this in the cache, those that are gone are looked for.
+# With more storages than this in the cache, freed ones are searched for.
 FEWEST_MEMORIES = 32
-# Bounds of matrices that one recording has room for.
+# Bounds that are allocated at once for a recording.
 BOUNDS = 1 << 14
 
 Key = tuple[int, int, int, int]
 
 
 class Bounds:
-    """Room for bounds of matrices, which one kernel sets back at the beginning of a recording.
+    """Allocator of bounds, all of which one kernel resets at the beginning of a recording.
 
     Args:
         device: the GPU.
 
     Attributes:
-        one: the bound of values up to one.
+        one: the bound of values between -1 and 1.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -34,7 +34,7 @@ class Bounds:
         self.one, self._used = self._room[:1], 1
 
     def new(self) -> Tensor:
-        """A bound that is zero at first; where there is no more room, by a kernel of its own."""
+        """A new bound of zero; when the allocation is used up, by a separate kernel."""
         if self._used == len(self._room):
             return torch.zeros_like(self.one)
         self._used += 1
@@ -43,13 +43,13 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of a matrix.
+    """The cached split and bound of a matrix.
 
     Attributes:
-        stream: on which it was found.
-        found: when, on that stream.
-        split: of the matrix; None where not known.
-        bound: likewise.
+        stream: the stream that computes them.
+        found: event on this stream behind the computation.
+        split: split of the matrix; None if not known.
+        bound: bound of the matrix; None if not known.
     """
 
     stream: torch.cuda.Stream
@@ -60,9 +60,9 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """The matrices in a piece of memory, by where they lie.
+    """The matrices in a storage, by address, shape and stride.
 
-    While the weak reference is held, no other piece of memory has its number.
+    While the weak reference is held, no other storage gets the same number.
     """
 
     storage: StorageWeakRef
@@ -70,7 +70,7 @@ class _Memory:
 
 
 class MatrixCache:
-    """What is known of matrices on a GPU, as long as their memory lives and is not written to.
+    """Splits and bounds of matrices on a GPU, valid until the matrix is freed or written to.
 
     Args:
         device: the GPU.
@@ -81,7 +81,7 @@ class MatrixCache:
         self._device, self._before = device, before
         self._memories: dict[int, _Memory] = {}
         self._most_memories = FEWEST_MEMORIES
-        self._changed: dict[int, StorageWeakRef] = {}  # since the recording before
+        self._changed: dict[int, StorageWeakRef] = {}  # written to since `before`
 
     def clear(self) -> None:
         """Forget everything."""
@@ -91,7 +91,7 @@ class MatrixCache:
     def remember(
         self, rows: Tensor, *, split: SplitMatrix | None = None, bound: Tensor | None = None
     ) -> None:
-        """Note the split of a matrix, with its bound, or the bound alone: found on this stream."""
+        """Cache a split with its bound, or a bound alone, computed on the current stream."""
         number = storage_number(rows)
         memory = self._memories.get(number)
         if memory is None:
@@ -103,12 +103,12 @@ class MatrixCache:
         memory.matrices[_key(rows)] = _Known(stream, stream.record_event(), split, bound)
 
     def split_of(self, rows: Tensor) -> SplitMatrix | None:
-        """Of a matrix, ready for this stream; None where it is not known."""
+        """The split of a matrix, which this stream waits for; None if not known."""
         known = self._recall(rows)
         return None if known is None else known.split
 
     def bound_of(self, rows: Tensor) -> Tensor | None:
-        """Likewise."""
+        """The bound of a matrix, which this stream waits for; None if not known."""
         known = self._recall(rows)
         return None if known is None else known.bound
 
@@ -123,12 +123,12 @@ class MatrixCache:
             return known
         if self._before is None or number in self._changed:
             return None
-        # What the recording before found is there: it is replayed as a whole.
+        # No need to wait: the whole earlier recording is replayed before this one.
         memory = self._before._memories.get(number)
         return None if memory is None else memory.matrices.get(_key(rows))
 
     def forget(self, changed: Tensor) -> None:
-        """Drop what is known of whatever shares a tensor's memory."""
+        """Drop the entries of all matrices that share a tensor's storage."""
         if changed.layout is not torch.strided:
             return
         number = storage_number(changed)
@@ -137,7 +137,7 @@ class MatrixCache:
             self._changed[number] = StorageWeakRef(changed.untyped_storage())
 
     def _let_go(self) -> None:
-        """Drop what is known of memory that is gone."""
+        """Drop the entries of freed storages."""
         gone = [number for number, memory in self._memories.items() if memory.storage.expired()]
         for number in gone:
             del self._memories[number]
@@ -149,5 +149,5 @@ def _key(rows: Tensor) -> Key:
 
 
 def memory_of(x: Tensor) -> int | None:
-    """The number of its memory."""
+    """The number of a tensor's storage; None if the tensor is not strided."""
     return storage_number(x) if x.layout is torch.strided else None

@@ -1,8 +1,8 @@
-"""The dispatch mode by which operations on tensors pass while a part of a step is recorded.
+"""The dispatch mode that sees all tensor operations while a part of a step is recorded.
 
-The package's page says how it goes on from here. None of the objects that operations are handed to
-knows the mode: as soon as nobody holds the mode, its memory is free, and no garbage collector has
-to find it first.
+The package's docstring gives an overview. The objects that execute the operations hold no reference
+to the mode. So there is no reference cycle, and the mode's memory is freed without the garbage
+collector.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,21 +25,21 @@ from krylov_descent.runtime.private import DispatchMode, schema_of, transforms_a
 
 aten = torch.ops.aten
 PLAIN = {Tensor, torch.nn.Parameter}
-# Of the replaced operations, those whose arguments are all materialised before.
+# Replaced operations that need all of their arguments materialised.
 READING = {aten.mm.out, aten.addmv.default, aten.addmv_.default}
 
 
 class TensorCoreProducts(DispatchMode):
-    """For a while, products of float32 matrices on a device are made of products in fp16.
+    """Dispatch mode that computes products of float32 matrices by products in fp16.
 
-    Of three, with the digits of float32, or of one where torch is told to have tf32; but not where
-    it is told to follow IEEE.
+    Three fp16 products give the precision of float32. One is enough if torch is set to tf32. If
+    torch is set to IEEE, its own products are used.
 
     Args:
         device: the GPU.
         before: the mode of a recording that is always replayed before this one.
-        sparing: replace large products alone, and no functions: for a model with functions between
-            its layers that are not known here.
+        sparing: replace only large products, and no functions; for models whose activation
+            functions have no kernels here.
 
     Attributes:
         sparing: as given.
@@ -87,9 +87,9 @@ class TensorCoreProducts(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Called in place of all operations on tensors."""
+        """Execute an operation, or the one that replaces it."""
         given = kwargs or {}
-        if set(types) - PLAIN:  # tensors of other classes, of whose memory nothing is known
+        if set(types) - PLAIN:  # tensor subclasses, whose memory is unknown
             self.materialise(used_too=True)
             if schema_of(func).is_mutable:
                 self._lazy.cache.clear()
@@ -109,11 +109,11 @@ class TensorCoreProducts(DispatchMode):
     def prepare(
         self, matrices: Sequence[Tensor], targets: Sequence[Tensor] = ()
     ) -> list[Callable[[], Any]]:
-        """Jobs for what would be waited for later, where the kernels are for these tensors.
+        """Jobs that compute splits and bounds ahead of use, for tensors that the kernels support.
 
         Args:
-            matrices: to multiply with; they are split.
-            targets: of a cross entropy; their bounds are found, which its derivative is scaled by.
+            matrices: operands of products, which are split.
+            targets: targets of a cross entropy, whose bounds scale the derivative.
         """
         if transforms_are_active():
             return []
@@ -133,12 +133,12 @@ class TensorCoreProducts(DispatchMode):
         self._lazy.materialise_all(used_too=used_too)
 
     def note_made(self, result: Any) -> None:
-        """Of a job on a stream that is not waited for: whoever reads its tensors waits then."""
+        """Make other streams wait for this one before they read the tensors of a job's result."""
         for tensor in _tensors_in(result):
             self._lazy.note_made(tensor)
 
     def _find_bound(self, rows: Tensor) -> None:
-        # Without a result, whose memory is that of all bounds: the cache knows when it was found.
+        # Returns nothing: all bounds share a storage, so `note_made` would make all of them wait.
         self._lazy.bound_of(rows)
 
 
@@ -151,7 +151,7 @@ def _tensors_in(given: Any) -> Iterator[Tensor]:
 
 
 def _written(schema: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The arguments that an operation changes."""
+    """The arguments that an operation writes to."""
     for place, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[place] if place < len(args) else kwargs.get(argument.name)

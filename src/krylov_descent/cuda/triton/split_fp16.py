@@ -1,12 +1,11 @@
-"""A float32 matrix as the sum of two in fp16, and products of such matrices on tensor cores.
+"""Float32 matrices split into two fp16 matrices, and products of splits on tensor cores.
 
-x = (x₁ + x₂) / s, where the scale s is a power of two that the GPU finds by itself. Then
-abᵀ = (a₁b₁ᵀ + a₁b₂ᵀ + a₂b₁ᵀ) / st, but for what is smaller than a float32 has digits: three
-products, which together take a third of the time of one in float32. The first of them alone has the
-digits of tf32, in less time.
+x = (x₁ + x₂) / s, where the scale s is a power of two that is found on the GPU. Up to the rounding
+of float32, abᵀ = (a₁b₁ᵀ + a₁b₂ᵀ + a₂b₁ᵀ) / st. These three fp16 products together take a third of
+the time of one in float32. The first of them alone has the precision of tf32 and takes less time.
 
-The bound of a matrix is its largest absolute value, or more: an int32 [1] with the bits of a
-float32. The same by torch: `mm`, `addmm`, and the functions themselves.
+The bound of a matrix is an upper bound of its absolute values: an int32 [1] with the bits of a
+float32. The references in torch are `mm`, `addmm` and the functions themselves.
 """
 
 from dataclasses import dataclass
@@ -17,28 +16,27 @@ from torch import Tensor
 from krylov_descent.cuda.triton import kernels
 from krylov_descent.cuda.triton.launching import SHORT, launch, multiprocessors, or_else
 
-# Rows and columns of a tile of the result, terms of the sum at a time, warps, pipeline stages.
+# Rows and columns of a tile of the result, terms of the sum per iteration, warps, pipeline stages.
 SMALL, WIDE, LARGE = (64, 64, 64, 4, 3), (64, 128, 64, 4, 3), (128, 128, 64, 8, 3)
-# Rows and columns of a split are filled up with zeros to multiples of this.
+# The rows and columns of a split are padded with zeros to multiples of this number.
 EVEN = 16
-# Numbers of a block, where a kernel goes through a matrix number by number; and the columns of a
-# block, where the matrix has no more of them.
+# Entries of a block in entrywise kernels, and the columns of a block in matrices that have no more.
 BLOCK, NARROW = 2048, 64
 # Functions whose values are between -1 and 1.
 BOUNDED_BY_ONE = (kernels.SIGMOID, kernels.TANH)
-# Kernels count in int32, and blocks of columns in 16 bits.
+# Limits: kernels index entries by int32, and blocks of columns by 16 bits.
 LARGEST, MOST_COLUMNS = 1 << 28, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SplitMatrix:
-    """A float32 matrix in two parts of fp16.
+    """A float32 matrix as the sum of two fp16 matrices.
 
     Attributes:
-        rows, columns: of the matrix.
-        high, low: both parts, filled up, times the scale; the second None where not wanted.
+        rows, columns: shape of the matrix.
+        high, low: both parts, padded, times the scale; low is None for the precision of tf32.
         unscale: 1 / scale [1].
-        bound: of the matrix; None where not known.
+        bound: bound of the matrix; None if not known.
     """
 
     rows: int
@@ -52,7 +50,7 @@ class SplitMatrix:
     def empty(
         cls, like: Tensor, rows: int, columns: int, *, exact: bool, bound: Tensor | None
     ) -> "SplitMatrix":
-        """Room for one on the device of a tensor, with both parts if it is to be exact."""
+        """An uninitialised split on the device of a tensor; with low if exact."""
         shape = 1 + exact, filled_up(rows), filled_up(columns)
         parts = like.new_empty(shape, dtype=torch.half).unbind()
         low = parts[1] if exact else None
@@ -60,7 +58,7 @@ class SplitMatrix:
 
     @property
     def parts(self) -> tuple[Tensor, Tensor]:
-        """Both, or one of them twice."""
+        """high and low, or high twice if there is no low."""
         return self.high, or_else(self.low, self.high)
 
 
@@ -69,13 +67,13 @@ class Product:
     """abᵀ + bias + added, with a [M, K] and b [N, K].
 
     Attributes:
-        a: [M, K], or [K, M] if its rows are not along k.
-        b: [N, K], or [K, N] likewise.
-        a_along, b_along: whether rows are along k.
-        exact: whether to have the digits of float32, rather than of tf32.
+        a: [M, K] if a_along, else [K, M].
+        b: [N, K] if b_along, else [K, N].
+        a_along, b_along: whether the rows of a and b run along k.
+        exact: whether to compute in the precision of float32, rather than of tf32.
         bias: [N].
-        added: [M, N], without gaps.
-        bound_added: of that.
+        added: [M, N], contiguous.
+        bound_added: bound of `added`.
     """
 
     a: SplitMatrix
@@ -95,7 +93,7 @@ class Product:
 
     @property
     def bounded(self) -> bool:
-        """Whether a bound of the result is known before it is computed."""
+        """Whether the result has a bound before it is computed."""
         return self.bias is None and self.a.bound is not None and self.b.bound is not None
 
 
@@ -104,13 +102,12 @@ class Function:
     """A function of a product.
 
     Attributes:
-        kind: one of those in `kernels`: SIGMOID, TANH, or MULTIPLE, a factor for each number.
-        y: the matrix [M, N] that the factors depend on, without gaps.
-        bound_y: of the factors, relative to the steepest.
-        multiple: the factor is the first of these, plus the second times y, plus the third times
-            y².
-        if_positive: whether it is zero where y is not positive.
-        steepest: the largest factor, relative to the bound.
+        kind: number of the function in `kernels`: SIGMOID, TANH, or MULTIPLE (entrywise factors).
+        y: contiguous matrix [M, N] that the factors depend on.
+        bound_y: the factors are at most steepest · bound_y.
+        multiple: numbers (p, q, r) of the factor p + q·y + r·y².
+        if_positive: whether the factor is zero where y ≤ 0.
+        steepest: see bound_y.
     """
 
     kind: int
@@ -122,7 +119,7 @@ class Function:
 
 
 def find_bound(x: Tensor, bound: Tensor) -> None:
-    """Raise a bound to the largest absolute value of a matrix, whose rows may have gaps."""
+    """Raise a bound to the largest absolute value of x [rows, columns], with stride(1) = 1."""
     rows, columns = x.shape
     unit, grid, sizes = _blocks(x, rows, columns)
     args = (x, bound, rows, columns // unit, x.stride(0) // unit)
@@ -142,11 +139,11 @@ def split(
 
     Args:
         x: [rows, columns]; rows may have gaps between them.
-        bound: of x and of the function.
-        kind: of the function, one of those in `kernels`.
-        y: its second argument, without gaps.
-        out: for its values, without gaps.
-        exact: whether both parts are wanted.
+        bound: bound of x and of the function.
+        kind: number of the function in `kernels`.
+        y: second argument of the function, contiguous.
+        out: written with the function's values, contiguous.
+        exact: whether to compute the low part too.
     """
     rows, columns = x.shape
     found = SplitMatrix.empty(x, rows, columns, exact=exact, bound=bound)
@@ -159,7 +156,7 @@ def split(
 
 
 def square(x: SplitMatrix, bound: Tensor) -> SplitMatrix:
-    """The squares of a matrix, with the digits of its first part, and one part of their own."""
+    """The split of x², without a low part, computed from the high part of x."""
     found = SplitMatrix.empty(x.unscale, x.rows, x.columns, exact=False, bound=None)
     args = x.high, x.unscale, bound, found.high, found.unscale, x.high.numel()
     launch(kernels.square, (-(-x.high.numel() // BLOCK), 1), args, (BLOCK,))
@@ -167,12 +164,12 @@ def square(x: SplitMatrix, bound: Tensor) -> SplitMatrix:
 
 
 def product(what: Product, *, bound: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """A float32 matrix [M, N].
+    """Compute a product as a float32 matrix [M, N].
 
     Args:
-        what: to compute; nothing is added.
-        bound: for that of the result, which is zero at first.
-        out: for the result, without gaps between rows; a new matrix where not given.
+        what: the product, without `added`.
+        bound: zero; raised to the bound of the result.
+        out: contiguous matrix for the result; a new one by default.
     """
     m, n, _ = what.sizes
     shape, shares = _shape(what)
@@ -189,17 +186,17 @@ def product(what: Product, *, bound: Tensor | None = None, out: Tensor | None = 
 def function_of_product(
     what: Product, function: Function, out: Tensor, bound: Tensor | None = None
 ) -> SplitMatrix:
-    """The split of a function of a product, by the kernel that computes it.
+    """The split of a function of a product, by one kernel for product and function.
 
     Args:
         what: the product; bounded, unless the function is.
-        function: of it.
-        out: for its values [M, N], without gaps.
-        bound: for theirs, which is zero at first.
+        function: the function.
+        out: contiguous matrix [M, N], written with the function's values.
+        bound: zero; raised to the bound of the values.
     """
     m, n, _ = what.sizes
     shape, _ = _shape(what)
-    if not what.exact:  # more registers than a product alone, so smaller tiles are faster
+    if not what.exact:  # a function needs more registers, so smaller tiles are faster
         shape = WIDE if shape == LARGE else SMALL
     found = SplitMatrix.empty(out, m, n, exact=what.exact, bound=bound)
     _multiply(what, function, out, shape, 1, bound=bound, found=found)
@@ -216,7 +213,7 @@ def _multiply(
     bound: Tensor | None,
     found: SplitMatrix | None = None,
 ) -> None:
-    """Launch the kernel of a product, in so many shares of the sum; the rest see there."""
+    """Launch the kernel of a product, with the sum divided into shares."""
     (m, n, k), a, b, kind = what.sizes, what.a, what.b, function.kind
     if kind == kernels.MULTIPLE and what.added is not None:
         kind = kernels.ADDED_MULTIPLE
@@ -261,34 +258,34 @@ def _multiply(
 
 
 def is_plain(x: Tensor, device: torch.device) -> bool:
-    """Whether it is a dense float32 tensor on this device."""
+    """Whether x is a dense float32 tensor on this device."""
     return x.dtype is torch.float32 and x.layout is torch.strided and x.device == device
 
 
 def is_rows(x: Tensor, device: torch.device) -> bool:
-    """Whether it is plain and lies in memory row by row, without gaps; no images."""
+    """Whether x is plain, contiguous, of 2 or 3 dimensions, and has more than one column."""
     return is_plain(x, device) and x.dim() in (2, 3) and x.shape[-1] > 1 and x.is_contiguous()
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """The matrix [rows, columns] that such a tensor is in memory."""
+    """A tensor for which `is_rows` holds, as a matrix [rows, columns]."""
     return x.view(-1, x.shape[-1])
 
 
 def fits(rows: Tensor) -> bool:
-    """Whether a matrix that lies in memory row by row is none too large for the kernels."""
+    """Whether a matrix that is stored row by row is small enough for the kernels."""
     count, columns = rows.shape
     padded = filled_up(count) * filled_up(columns)
     return max(padded, count * rows.stride(0)) <= LARGEST and columns <= MOST_COLUMNS
 
 
 def filled_up(count: int) -> int:
-    """Rows or columns of a split, for so many of a matrix."""
+    """The padded number of rows or columns of a split."""
     return -(-count // EVEN) * EVEN
 
 
 def _blocks(x: Tensor, rows: int, columns: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
-    """How many numbers of a row can be read at once, the number of blocks, and their sizes."""
+    """The width of vectorised loads, the number of blocks, and the shape of a block."""
     wide = columns > NARROW
     c = 4 * NARROW if wide else NARROW
     even = x.data_ptr() % 16 == 0 and x.stride(0) % 4 == 0 and x.shape[1] % 4 == 0
@@ -296,10 +293,10 @@ def _blocks(x: Tensor, rows: int, columns: int) -> tuple[int, tuple[int, int], t
 
 
 def _shape(what: Product) -> tuple[tuple[int, int, int, int, int], int]:
-    """Of the tiles, and into how many shares to divide the sum so that there are enough of them."""
+    """The tile, and the number of shares of the sum that gives enough programs."""
     (m, n, k), places = what.sizes, multiprocessors(what.b.high.get_device())
-    # Measured on an H200. A multiprocessor has a large tile at a time, or two small ones; of three
-    # products a large tile takes 1.7 times as long as two small ones.
+    # Measured on an H200. A multiprocessor runs one large tile or two small ones at a time. With
+    # three fp16 products a large tile takes 1.7 times as long as two small ones.
     small, large = -(-m // 64) * -(-n // 64), -(-m // 128) * -(-n // 128)
     if what.exact:
         shape = LARGE if 1.7 * -(-large // places) <= -(-small // (2 * places)) else SMALL

@@ -1,4 +1,4 @@
-"""A trial of the kernels on a GPU: what a training needs is compiled, and a product compared."""
+"""Compiles the kernels that training needs on a GPU, and checks a product."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -15,12 +15,12 @@ from krylov_descent.cuda.triton.cross_entropy import CrossEntropy
 from krylov_descent.cuda.triton.lazy_products import LazyProducts
 from krylov_descent.cuda.triton.split_fp16 import BLOCK, NARROW, Function, Product, SplitMatrix
 
-# Of a product of 100 numbers, with the digits of float32 and of tf32.
+# Relative error of a product with sums of 100 terms, in the precision of float32 and of tf32.
 TOLERANCES = {True: 1e-6, False: 1e-3}
-# Products with these rows, columns and terms have one kind of tile each; the first is in shares.
+# Each shape of operands selects another tile; the first one also divides the sum into shares.
 SHAPES = {True: ((64, 1024), (4096, 64)), False: ((64, 1024), (1280, 64), (4096, 64))}
-# Whether rows are along the sum, and the functions of such products: forward and along a direction,
-# back, and none of weight gradients.
+# Whether the rows of a and b run along the sum, and the functions of such products: in forward
+# passes and Jacobian-vector products, in backward passes, and in weight gradients (none).
 FUNCTIONS = {
     (True, True): (kernels.SIGMOID, kernels.TANH, kernels.ADDED_MULTIPLE),
     (True, False): (kernels.MULTIPLE,),
@@ -30,10 +30,10 @@ THREADS = 16
 
 
 def try_out(device: torch.device) -> None:
-    """Compile or load the kernels, and raise an error where they do not work.
+    """Compile or load the kernels, and raise an error if they do not work.
 
-    Side by side, because the first time on a machine each kernel takes a part of a second; later
-    they come out of Triton's cache. Others are compiled when they are first used.
+    Threads compile in parallel, because on a new machine each kernel takes a part of a second.
+    Later the kernels come from Triton's cache. Other kernels are compiled at their first use.
     """
 
     def on_device(job: Callable[[], object]) -> None:
@@ -43,7 +43,7 @@ def try_out(device: torch.device) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         for done in [pool.submit(on_device, job) for job in _jobs(device)]:
             done.result()
-    with suppress(RuntimeError):  # whoever needs it will be told
+    with suppress(RuntimeError):  # raised again at its first use
         torch.linalg.cholesky_ex(torch.eye(2, device=device))  # loads a library
     torch.cuda.synchronize(device)
     _check(device)
@@ -61,12 +61,12 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
             for kind in kinds:
                 yield partial(_function, product, kind, bound)
             if kinds[-1:] and kinds[-1] >= kernels.MULTIPLE:
-                # With a column less, where several numbers cannot be read at once.
+                # With one column less, which rules out vectorised loads.
                 fewer = replace(b, rows=b.rows - along[1], columns=b.columns - (not along[1]))
                 yield partial(_function, replace(product, b=fewer), kinds[-1], bound)
     for columns in (4 * NARROW, 4 * NARROW - 1, NARROW):
         x = zeros(64, columns)
-        piece = zeros(1 + x.numel())[1:].view_as(x)  # of a vector, which begins anywhere
+        piece = zeros(1 + x.numel())[1:].view_as(x)  # not aligned, like a piece of a vector
         for matrix in (x, piece):
             yield partial(_split, matrix, bound)
         for kind in range(1, kernels.RELU_BACKWARD + 1):

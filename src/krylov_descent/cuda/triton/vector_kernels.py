@@ -1,4 +1,4 @@
-"""The kernels of `vectors`, in Triton's language."""
+"""The Triton kernels of `vectors`."""
 
 import triton
 import triton.language as tl
@@ -10,7 +10,7 @@ import triton.language as tl
 def sum_columns(
     x, parts, rows, columns, span, SQUARES: tl.constexpr, R: tl.constexpr, C: tl.constexpr
 ):
-    """parts [programs, columns] = Σ x[r, c] over a span of rows each; and behind it Σ x[r, c]²."""
+    """parts [programs, columns] = Σ_r x[r, c] over a span of rows; SQUARES appends Σ_r x[r, c]²."""
     begin = tl.program_id(1) * span
     end = tl.minimum(begin + span, rows)
     r, c = tl.arange(0, R)[:, None], tl.program_id(0) * C + tl.arange(0, C)
@@ -32,9 +32,9 @@ def sum_columns(
     do_not_specialize_on_alignment=["parts", "out"],
 )
 def add_up_parts(parts, out, programs, count, side, P: tl.constexpr, R: tl.constexpr):
-    """out [count] = Σ parts [programs, count], of which there are P at most.
+    """out [count] = Σ parts [programs, count] over programs, with programs ≤ P.
 
-    If there is a side, a matrix [side, side] is symmetric, and has no parts above its diagonal.
+    If side is not 0, out is a symmetric matrix [side, side], and only its lower triangle has parts.
     """
     p, r = tl.arange(0, P)[:, None], tl.program_id(0) * R + tl.arange(0, R)
     place = r
@@ -47,7 +47,7 @@ def add_up_parts(parts, out, programs, count, side, P: tl.constexpr, R: tl.const
 
 @triton.jit
 def _combination(rows, coefficients, at, inside, count, stride, BLOCK: tl.constexpr):
-    # From the last row to the first: what `project` read last may be in the cache still.
+    # From the last row to the first: the rows `project` read last may still be in the L2 cache.
     row = rows + (count - 1).to(tl.int64) * stride + at
     total = tl.zeros((BLOCK,), tl.float32)
     for k in range(count):
@@ -75,7 +75,7 @@ def combine(
 ):
     """out [size] = start + sign · weights ∘ Σ_k coefficients[k] rows[k, :].
 
-    Without the weights, if it is not weighted, and the start, if the sign is 0.
+    The weights are ones if weighted is 0. If sign is 0, out is the weighted sum without the start.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
@@ -104,9 +104,9 @@ def remainder(
     divided,
     BLOCK: tl.constexpr,
 ):
-    """start [size] = start / divisor - Σ_k coefficients[k] rows[k, :], and parts of its w product.
+    """start [size] = start / divisor - Σ_k coefficients[k] rows[k, :]; parts sum to its dot with w.
 
-    Without the divisor, if it is not divided. The start may be w, which is read before.
+    The divisor is 1 if divided is 0. start may be the memory of w, whose old values are used.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
@@ -124,7 +124,7 @@ def remainder(
     do_not_specialize_on_alignment=["rows", "vector", "parts"],
 )
 def project(rows, vector, parts, size, count, stride, span, R: tl.constexpr, C: tl.constexpr):
-    """parts [programs, count] = Σ_c rows[count, c] vector[c], over a span of columns each."""
+    """parts [programs, count] = Σ_c rows[:, c] vector[c], each program over a span of columns."""
     begin = tl.program_id(0) * span
     end = tl.minimum(begin + span, size)
     r, c = tl.arange(0, R), tl.arange(0, C)
@@ -142,7 +142,7 @@ def project(rows, vector, parts, size, count, stride, span, R: tl.constexpr, C: 
 
 @triton.jit
 def _products(a, b):
-    # [R, R, P, C] of twice [P, R, C]: with warps along P, numbers stay with their threads.
+    # From two [P, R, C] to [R, R, P, C]: with warps along P, no data moves between threads.
     return tl.permute(a, (1, 0, 2))[:, None, :, :] * tl.permute(b, (1, 0, 2))[None, :, :, :]
 
 
@@ -162,16 +162,15 @@ def gram(
     C: tl.constexpr,
     TIMES: tl.constexpr,
 ):
-    """parts [programs, count, count] = Σ_c rows[:, c] rows[:, c]ᵀ, over a span of columns each.
+    """parts [programs, count, count] = Σ_c rows[:, c] rows[:, c]ᵀ, each over a span of columns.
 
-    The lower triangle alone, by pairs of blocks of R rows, P of them for a program and each for one
-    of its warps: what they have in common is read from memory once. Not on tensor cores, which
-    would lose digits.
+    Only the lower triangle is computed, by pairs of blocks of R rows. A program has P pairs, one
+    per warp, and reads shared blocks from memory once. Tensor cores would lose precision.
     """
     begin = tl.program_id(0) * span
     end = tl.minimum(begin + span, size)
     whole = begin + (end - begin) // (TIMES * C) * (TIMES * C)
-    # Below the diagonal, row after row: (0, 0), (1, 0), (1, 1), (2, 0), …
+    # Pairs (high, low) of the lower triangle, row by row: (0, 0), (1, 0), (1, 1), (2, 0), …
     pair = tl.program_id(1) * P + tl.arange(0, P)
     high = tl.zeros_like(pair)
     for block in range(1, tl.cdiv(count, R)):
@@ -179,7 +178,7 @@ def gram(
     low = pair - high * (high + 1) // 2
     r, c = tl.arange(0, R)[None, :], tl.arange(0, C)[None, None, :]
     i, j = high[:, None] * R + r, low[:, None] * R + r
-    # What is read of rows that are not there is not written.
+    # Rows beyond count are clamped for loading; the final mask drops their products.
     left = tl.minimum(i, count - 1)[:, :, None] * stride + c
     right = tl.minimum(j, count - 1)[:, :, None] * stride + c
     total = tl.zeros((R, R, P, C), tl.float32)
@@ -198,7 +197,7 @@ def gram(
 
 @triton.jit
 def _write_scale(squared, before, place, scale, least):
-    # Written so that NaN is no zero.
+    # The comparison is false for NaN, so NaN is kept.
     vanished = squared <= least * before
     tl.store(place, tl.where(vanished, 0.0, squared))
     tl.store(scale, tl.where(vanished, 0.0, 1 / tl.sqrt_rn(squared)))
@@ -209,7 +208,7 @@ def _write_scale(squared, before, place, scale, least):
     do_not_specialize_on_alignment=["squared", "before", "place", "scale"],
 )
 def scale_of_length(squared, before, place, scale, least):
-    """scale = 1 / √squared and place = squared; zero where that is not above least · before."""
+    """scale = 1 / √squared and place = squared; both are 0 if squared ≤ least · before."""
     _write_scale(tl.load(squared), tl.load(before), place, scale, least)
 
 
@@ -231,9 +230,10 @@ def scale_of_remainder(
     BLOCK: tl.constexpr,
     R: tl.constexpr,
 ):
-    """projected [count] = taken, and along [near] added to the last; scale and place as above.
+    """projected [count] = taken, with along [near] added to its last entries; scale and place.
 
-    Of squared = Σ parts [programs], which is compared with itself and the squares of projected.
+    scale and place are those of `scale_of_length` for squared = Σ parts [programs] and
+    before = squared + Σ projected².
     """
     at, r = tl.arange(0, BLOCK), tl.arange(0, R)
     squared = tl.zeros((BLOCK,), tl.float32)

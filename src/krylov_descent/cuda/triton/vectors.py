@@ -1,8 +1,7 @@
-"""Sums over rows of matrices, and a few long vectors, the rows of a basis: products with them.
+"""Sums over the rows of matrices, and products with a few long vectors, the rows of a basis.
 
-`BasisVectors` takes the place of torch's mv, addmv and mm where the kernels are for the tensors.
-All rows are [count, n] and may have gaps between them. Sums are made in parts, always in the same
-order.
+`BasisVectors` replaces torch's mv, addmv and mm for tensors that the kernels support. Rows are
+[count, n] and may have gaps between them. Partial sums are added in a fixed order.
 """
 
 from typing import Any
@@ -16,22 +15,22 @@ from krylov_descent.cuda.triton.lazy_products import LazyProducts
 from krylov_descent.cuda.triton.split_fp16 import LARGEST, is_plain
 
 aten = torch.ops.aten
-# Rows of a basis: how many numbers they have at least, and how many rows there are at most.
+# The least length of the rows of a basis, and the largest number of rows.
 LEAST_COLUMNS, MOST_ROWS = 1 << 16, 256
-# Rows and columns that are multiplied with a vector at a time, of few rows and of more.
+# Tile (rows, columns) of a product with a vector, for up to two rows and for more.
 WIDE, DEEP = (2, 1024), (8, 256)
-# So many programs of a multiprocessor have enough to wait for that memory is always busy.
+# Programs per multiprocessor that keep memory busy, in `project` and in `gram`.
 PROJECTING, MULTIPLYING = 6, 2
-# Rows that are multiplied with others, such pairs for a program, columns at a time, and how often
-# before the next are read.
+# `gram`: rows of a block, pairs of blocks per program, columns per load, and loads per iteration.
 BLOCK, PAIRS, COLUMNS, TIMES = 8, 8, 32, 2
-# Numbers that one program adds up at a time.
+# Partial sums that `scale_of_remainder` adds per iteration.
 TOGETHER = 2048
-# Less than this, `gram` finds its numbers in memory by 32 bits.
+# `gram` has 32-bit offsets, so its rows must span less memory than this many entries.
 MOST_NUMBERS = 1 << 31
-# Rows and columns of a matrix whose rows are summed up at a time.
+# Tile (rows, columns) of `sum_columns`.
 STRIP = (32, 128)
-# The most parts that sums are made in, or fewer, and how many sums of them are made at a time.
+# The largest numbers of partial sums of the two specialisations of `add_up_parts`, and the sums
+# that one program computes in each.
 PARTS, FEWER_PARTS = 1024, 64
 SUMS, MORE_SUMS = 8, 64
 
@@ -40,26 +39,26 @@ class BasisVectors:
     """Operations on the rows of a basis, by kernels or by torch.
 
     Args:
-        lazy: products that are computed later.
+        lazy: the lazy products of the recording.
     """
 
     def __init__(self, lazy: LazyProducts) -> None:
         self._device, self._cache, self._lazy = lazy.device, lazy.cache, lazy
 
     def is_gram(self, a: Tensor, b: Tensor) -> bool:
-        """Whether a times b has the inner products between a few long rows, a."""
+        """Whether b is aᵀ and a has a few long rows, so that ab is a Gram matrix."""
         if not (self._are_long_rows(a) and is_plain(b, self._device)):
             return False
         turned = b.shape == a.shape[::-1] and b.stride() == a.stride()[::-1]
         return turned and b.data_ptr() == a.data_ptr()
 
     def gram(self, rows: Tensor) -> Tensor | None:
-        """These products [count, count]; None where there are too many numbers."""
+        """The Gram matrix [count, count] of rows; None if they span too much memory."""
         self._lazy.materialise(rows)
         return gram(rows)
 
     def mv(self, a: Tensor, x: Tensor) -> Any:
-        """a [m, n] times x [n]: a projection on rows, or a sum of them."""
+        """a [m, n] times x [n]: a projection on rows, or a linear combination of rows."""
         self._lazy.materialise(a, x)
         if self._is_vector(x, a.shape[1:]) and self._are_long_rows(a):
             return project(a, x)
@@ -68,13 +67,13 @@ class BasisVectors:
         return aten.mv.default(a, x)
 
     def addmv(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
-        """y [m] plus a [m, n] times x [n], all of which are materialised."""
+        """y [m] plus a [m, n] times x [n]; all arguments are materialised."""
         if not factors and self._may_join(y, a, x):
             return combine(a.t(), x, y)
         return aten.addmv.default(y, a, x, **factors)
 
     def addmv_(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
-        """Likewise, or minus it, in place of y."""
+        """Add a [m, n] times x [n] to y [m] in place, or subtract it if alpha is -1."""
         sign = factors.get("alpha", 1)
         if set(factors) <= {"alpha"} and sign in (1, -1) and self._may_join(y, a, x):
             return combine(a.t(), x, y, int(sign), y)
@@ -83,7 +82,7 @@ class BasisVectors:
     def scale_of_length(
         self, squared: Tensor, least: float, before: Tensor, place: Tensor
     ) -> Tensor | None:
-        """See `Operations`; None where torch is to do it."""
+        """See `Operations`; None if unsupported."""
         if not all(is_plain(x, self._device) for x in (squared, before, place)):
             return None
         self._lazy.materialise(squared, before)
@@ -92,7 +91,7 @@ class BasisVectors:
     def subtract_combination(
         self, w: Tensor, rows: Tensor, coefficients: Tensor, weights: Tensor
     ) -> bool:
-        """See `Operations`; False where torch is to do it."""
+        """See `Operations`; False if unsupported."""
         if not (self._may_join(w, rows.t(), coefficients) and self._is_vector(weights, w.shape)):
             return False
         self._lazy.materialise_readers_of([w])
@@ -104,7 +103,7 @@ class BasisVectors:
     def subtract_rows(
         self, start: Tensor, divisor: Tensor | None, rows: Tensor, taken: Tensor, w: Tensor
     ) -> Tensor | None:
-        """See `Operations`; None where torch is to do it."""
+        """See `Operations`; None if unsupported."""
         others = [w] if divisor is None else [w, divisor]
         fits = all(self._is_vector(x, start.shape) for x in others)
         if not (self._may_join(start, rows.t(), taken) and fits):
@@ -133,7 +132,7 @@ class BasisVectors:
         return scale
 
     def _are_long_rows(self, rows: Tensor) -> bool:
-        """Whether it is a few rows of a basis."""
+        """Whether a matrix consists of a few long rows, like a basis."""
         if not is_plain(rows, self._device) or rows.dim() != 2 or rows.stride(1) != 1:
             return False
         count, size = rows.shape
@@ -143,12 +142,12 @@ class BasisVectors:
         return is_plain(x, self._device) and x.shape == shape and x.is_contiguous()
 
     def _is_combination(self, a: Tensor, x: Tensor) -> bool:
-        """Whether a [n, count] times x is a sum of a few long rows."""
+        """Whether a [n, count] times x is a linear combination of a few long rows."""
         fits = self._is_vector(x, a.shape[1:])
         return fits and a.dim() == 2 and self._are_long_rows(a.t())
 
     def _may_join(self, y: Tensor, a: Tensor, x: Tensor) -> bool:
-        """Whether y is a vector like that sum."""
+        """Whether y + ax is supported: y is a vector, and ax a combination of long rows."""
         return self._is_vector(y, a.shape[:1]) and self._is_combination(a, x)
 
 
@@ -160,15 +159,15 @@ def combine(
     out: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Σ_k coefficients[k] rows[k, :], a vector [n]; or the start and that.
+    """start + sign · weights ∘ Σ_k coefficients[k] rows[k, :], a vector [n].
 
     Args:
         rows: [count, n].
         coefficients: [count].
-        start: [n].
-        sign: of the sum, where it is added to the start.
-        out: for the result, which may be the start; a new vector where not given.
-        weights: [n], times which the sum is taken.
+        start: [n]; without it the sign is ignored.
+        sign: 1 or -1.
+        out: vector for the result, which may be the start; a new one by default.
+        weights: [n]; ones by default.
     """
     count, size = rows.shape
     out = rows.new_empty(size) if out is None else out
@@ -211,7 +210,7 @@ def scale_of_remainder(
 
 
 def project(rows: Tensor, vector: Tensor) -> Tensor:
-    """Σ_c rows[k, c] vector[c] for each row [count], of rows [count, n] and a vector [n]."""
+    """The inner products [count] of rows [count, n] with a vector [n]."""
     count, size = rows.shape
     tile = WIDE if count <= WIDE[0] else DEEP
     programs, span = _spans(rows, tile[1], PROJECTING)
@@ -223,9 +222,9 @@ def project(rows: Tensor, vector: Tensor) -> Tensor:
 
 
 def gram(rows: Tensor) -> Tensor | None:
-    """Σ_c rows[k, c] rows[l, c] for each two rows [count, count], with the digits of float32.
+    """The inner products [count, count] between rows [count, n], in the precision of float32.
 
-    None where there are too many numbers in the rows [count, n].
+    None if the rows span too much memory.
     """
     count, size = rows.shape
     if count * rows.stride(0) >= MOST_NUMBERS:
@@ -242,12 +241,12 @@ def gram(rows: Tensor) -> Tensor | None:
 
 
 def sum_columns(x: Tensor, *, squares: bool, out: Tensor | None = None) -> Tensor:
-    """Σ x[r, c] over r, and with squares Σ x[r, c]² behind it: [columns], or twice that.
+    """Σ_r x[r, c] [columns]; with squares followed by Σ_r x[r, c]², [2 · columns] in all.
 
     Args:
-        x: [rows, columns], without gaps.
-        squares: whether those are wanted.
-        out: for the result, without gaps; a new vector where not given.
+        x: [rows, columns], contiguous.
+        squares: whether to add up squares, too.
+        out: contiguous vector for the result; a new one by default.
     """
     rows, columns = x.shape
     width = columns * (1 + squares)
@@ -266,28 +265,28 @@ def sum_columns(x: Tensor, *, squares: bool, out: Tensor | None = None) -> Tenso
 
 
 def add_up_parts(parts: Tensor, out: Tensor, *, symmetric: bool = False) -> None:
-    """out, of count numbers, = Σ parts [programs, count].
+    """Write Σ parts over programs to out.
 
     Args:
         parts: [programs, count].
-        out: [count], or a matrix.
-        symmetric: whether it is a symmetric matrix, of which parts have the lower triangle alone.
+        out: [count], or a matrix with count entries.
+        symmetric: whether out is a symmetric matrix and parts have only its lower triangle.
     """
     programs, count = parts.shape
-    # Two kinds are compiled, and no more.
+    # Only two specialisations, to save compile time.
     most, sums = (FEWER_PARTS, MORE_SUMS) if programs <= FEWER_PARTS else (PARTS, SUMS)
     args = parts, out, programs, count, len(out) if symmetric else 0
     launch(kernels.add_up_parts, (-(-count // sums), 1), args, (most, sums), num_warps=8)
 
 
 def _spans(rows: Tensor, columns: int, of_each: int, groups: int = 1) -> tuple[int, int]:
-    """How many programs there are for the rows, and how many columns each of them has.
+    """The number of programs along the columns of rows, and the columns of each program.
 
     Args:
         rows: [count, n].
-        columns: what a program has is a multiple of so many.
-        of_each: programs for each multiprocessor, at most.
-        groups: so many times there are as many programs.
+        columns: the columns of a program are a multiple of this number.
+        of_each: largest number of programs per multiprocessor.
+        groups: number of programs that share the same columns.
     """
     size = rows.shape[1]
     most = max(1, min(of_each * multiprocessors(rows.get_device()) // groups, PARTS))
