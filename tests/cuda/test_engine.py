@@ -699,7 +699,7 @@ def test_a_model_may_be_given_another_precision(engine: str) -> None:
         model.double()
         return results + [optimizer.step(on(engine)) for _ in range(3)]
 
-    both(engine, steps, rel=1e-3)
+    both(engine, steps, rel=2e-2)  # of float32, after three steps
 
 
 @pytest.mark.parametrize("engine", RECORDING)

@@ -116,18 +116,21 @@ def test_what_is_not_the_librarys_own_is_rehearsed() -> None:
     assert D.solved[-1]
 
 
-def fail_to_record() -> None:
+def fail_to_record(engine: CudaEngine, batch: Batch) -> None:
     def part(network: Network, batch: Batch) -> Tensor:
         losses = network.sample_losses(batch, eager=True).detach()
         return losses * float(losses.sum())
 
-    engine = CudaEngine(Objective(net().cuda(), nn.CrossEntropyLoss()))
     with pytest.warns(UserWarning, match="cannot be recorded"):
-        assert engine.graphs.load("part", part, small_batch()) is None
+        assert engine.graphs.load("part", part, batch) is None
+
+
+def some_engine() -> CudaEngine:
+    return CudaEngine(Objective(net().cuda(), nn.CrossEntropyLoss()))
 
 
 def test_what_cannot_be_recorded_leaves_memory_as_it_was() -> None:
-    fail_to_record()
+    fail_to_record(some_engine(), small_batch())
     spare = torch.empty(1 << 26, device="cuda")
     before = torch.cuda.memory_reserved()
     del spare
@@ -136,8 +139,9 @@ def test_what_cannot_be_recorded_leaves_memory_as_it_was() -> None:
 
 
 def test_what_cannot_be_recorded_leaves_random_numbers_as_they_were() -> None:
+    engine, batch = some_engine(), small_batch()
     torch.manual_seed(3)
     expected = torch.rand(4, device="cuda")
     torch.manual_seed(3)
-    fail_to_record()
+    fail_to_record(engine, batch)
     torch.testing.assert_close(torch.rand(4, device="cuda"), expected)

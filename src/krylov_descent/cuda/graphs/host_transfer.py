@@ -45,14 +45,6 @@ class OnTheWay(Arriving):
         super().__init__(numbers.to("cpu", non_blocking=True, copy=True), numbers.device)
 
 
-def sent(numbers: Tensor, like: Tensor) -> Tensor:
-    """Launch a copy of host numbers to the device and dtype of another tensor."""
-    rounded = numbers.to(like.dtype)
-    if like.is_cuda:
-        rounded = rounded.pin_memory()  # a copy from other memory would synchronise
-    return rounded.to(like.device, non_blocking=True)
-
-
 def placed(number: float | Tensor, device: torch.device) -> Tensor:
     """A number as a tensor on a device, without synchronising; a host number in float64."""
     if isinstance(number, Tensor):
