@@ -59,7 +59,7 @@ def fill_with_krylov_space(
     Cost, for r rows: r products with H, each followed by D⁻¹. A vector that follows k others reads
     these twice, with 2kn multiply-adds. VᵀV reads all rows once, with r²n multiply-adds. Each
     product has the communication of the placement. A previous step takes two products with D in
-    place of D⁻¹. Where products with D are expensive, D times the rows is stored, too, and read once
+    place of D⁻¹. Where products with D are expensive, D times the rows is stored and read once
     (`MetricTimesBasis`). Otherwise every vector takes one more product with D.
     """
     krylov = rows.count - len(previous_steps)
