@@ -75,7 +75,7 @@ def test_a_change_makes_recordings_stale(in_step: bool, change: str, engine: str
         assert recorder.graphs.has("part") == fresh  # what is stale is let go
         record(recorder, batch)
         assert recorder.are_fresh(batch)
-    assert recorder.staleness.refuted == (not fresh)
+    assert recorder.staleness.times_stale == (not fresh)
 
 
 @pytest.mark.parametrize("engine", RECORDING)
@@ -110,7 +110,7 @@ def test_a_step_that_can_be_made_again_is_trusted_until_it_is_verified(engine: s
                 recorder.verify()
             assert not recorder.repeatable
         assert not recorder.open_search
-    assert recorder.staleness.refuted == 2
+    assert recorder.staleness.times_stale == 2
     assert not recorder.graphs.has("part")
 
 
@@ -154,7 +154,7 @@ def test_a_new_recording_is_no_witness_for_older_ones(engine: str) -> None:
     losses = record(recorder, elsewhere)
     assert recorder.graphs.loaded_is_new
     assert not recorder.are_fresh(elsewhere, losses[:8])
-    assert recorder.staleness.refuted == 1
+    assert recorder.staleness.times_stale == 1
     # One that was there before is.
     record(recorder, batch)
     losses = record(recorder, batch)

@@ -15,7 +15,7 @@ from krylov_descent.algorithms.krylov import fill_with_krylov_space
 from krylov_descent.algorithms.metric import Entrywise, Metric
 from krylov_descent.algorithms.subspace import cut
 from krylov_descent.cuda.graphs.capture import is_foreign
-from krylov_descent.cuda.graphs.host_transfer import OnTheWay
+from krylov_descent.cuda.graphs.host_transfer import to_host
 from krylov_descent.cuda.graphs.record_factors import RecordedMetric
 from krylov_descent.cuda.graphs.record_product import product_name
 from krylov_descent.cuda.graphs.recorder import Recorder
@@ -59,11 +59,11 @@ def _launched(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
         found = _replayed(engine, work, product, batch, rows)
     if found is None:
         found = _filled(rows, product, _metric(engine, work), work.gradient, work.previous_steps)
-    engine.basis_slots, arriving = slots, OnTheWay(found)
+    engine.basis_slots, on_host = slots, to_host(found)
 
     def there() -> Basis:
         stored = StoredBasis.at(rows)
-        subspace = cut(stored, Alone(stored.stored.shape[1]), arriving.tensor())
+        subspace = cut(stored, Alone(stored.stored.shape[1]), on_host.result())
         return Basis(subspace, product.samples, product.kept, learnt)
 
     return Launched(there)

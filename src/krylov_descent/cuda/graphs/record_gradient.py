@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.cuda.graphs.capture import Part, is_foreign
-from krylov_descent.cuda.graphs.host_transfer import OnTheWay, placed
+from krylov_descent.cuda.graphs.host_transfer import placed, to_host
 from krylov_descent.cuda.graphs.parallel_branches import begin, join, side_by_side
 from krylov_descent.cuda.graphs.recorder import Recorder
 from krylov_descent.cuda.graphs.staleness import PULSE_SAMPLES
@@ -58,7 +58,7 @@ def launch_gradient(engine: Recorder, work: MeanGradient | MeanSquares) -> Launc
     def walk() -> Evaluation:
         evaluation = work.run()
         if squared:
-            engine.settled_at = engine.staleness.refuted
+            engine.settled_at = engine.staleness.times_stale
         return evaluation
 
     return Launched.done(walk())
@@ -92,7 +92,7 @@ def _may_be_recorded(engine: Recorder, work: MeanGradient | MeanSquares) -> bool
     objective = work.objective
     if isinstance(work, MeanGradient):
         return objective.network.model is objective.network.eager
-    return objective.squared_gradients.settled and engine.settled_at == engine.staleness.refuted
+    return objective.squared_gradients.settled and engine.settled_at == engine.staleness.times_stale
 
 
 def _replayed_means(
@@ -121,12 +121,12 @@ def _replayed_means(
     )
     if recording is None:
         return None
-    arriving = OnTheWay(known) if isinstance(known, Tensor) else None  # ahead of the long replay
+    on_host = to_host(known) if isinstance(known, Tensor) else None  # ahead of the long replay
     means: Means = recording()
-    numbers = OnTheWay(means.numbers)
+    numbers = to_host(means.numbers)
     if not engine.are_fresh(batch, means.losses):
         return None
-    normaliser = float(known if arriving is None else arriving.read())
+    normaliser = float(known if on_host is None else on_host.result())
     check_normaliser(normaliser)
     # The next replay overwrites the vectors; a repeatable step does not read them after that.
     vectors = means.vectors if engine.repeatable else [v.clone() for v in means.vectors]
@@ -140,8 +140,8 @@ def _replayed_means(
     )
 
 
-def _pair(numbers: OnTheWay) -> tuple[float, float]:
-    value, norm = numbers.read()
+def _pair(numbers: Launched[Tensor]) -> tuple[float, float]:
+    value, norm = numbers.result().tolist()
     return value, norm
 
 

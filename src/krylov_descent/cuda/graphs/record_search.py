@@ -27,7 +27,7 @@ from krylov_descent.algorithms.noise import (
 from krylov_descent.algorithms.subspace import Subspace
 from krylov_descent.cuda.graphs.aliased_network import Aliased
 from krylov_descent.cuda.graphs.capture import Recording
-from krylov_descent.cuda.graphs.host_transfer import Arriving, OnTheWay, placed
+from krylov_descent.cuda.graphs.host_transfer import arriving, placed, to_host
 from krylov_descent.cuda.graphs.parallel_branches import begin, join, side_by_side
 from krylov_descent.cuda.graphs.recorder import EVALUATION, NOISE, STEP, Recorder
 from krylov_descent.cuda.graphs.search_mailbox import SearchMailbox, write
@@ -82,7 +82,7 @@ def _launched(engine: Recorder, work: Search) -> SearchObjective:
     taking, to_take = partial(_take, slots), partial(_numbers_to_take, slots)
     step = engine.graphs.beside(evaluation, STEP, taking, fixed=(slots,), held=to_take)
     found = RecordedSearch(
-        engine, work, theta, batch.size, OnTheWay(normaliser), evaluation, noise, step
+        engine, work, theta, batch.size, to_host(normaliser), evaluation, noise, step
     )
     engine.open_search = found
     return found
@@ -111,7 +111,7 @@ class RecordedSearch(SearchObjective):
         work: Search,
         theta: Tensor,
         samples: int,
-        normaliser: OnTheWay,
+        normaliser: Launched[Tensor],
         evaluation: Recording,
         noise: Recording | None,
         step: Recording | None,
@@ -123,14 +123,14 @@ class RecordedSearch(SearchObjective):
         self._device = theta.device
         self._mailbox: SearchMailbox = evaluation.result
         self._at_theta = self._launch(np.zeros(0))
-        self._noise = None if noise is None else Arriving(noise(), self._device)
+        self._noise = None if noise is None else arriving(noise(), self._device)
         # Allocated here, while the GPU is busy.
         self._pieces = [] if step is None else work.objective.parameters.empty_pieces()
         self._recorded = True
 
     def over(self, subspace: Subspace, coordinates: Coordinates) -> SearchObjective:
         super().over(subspace, coordinates)
-        self._normaliser = float(self._arriving.read())
+        self._normaliser = float(self._arriving.result())
         self.samples = self._counted
         self._recorded = bool(self._normaliser)  # for 0 the eager walk raises the error
         return self
@@ -156,10 +156,10 @@ class RecordedSearch(SearchObjective):
             return super().take(a)
         write(self._coordinates.to_basis(a), self._step.result[0].numpy())
         _, norm, pieces = self._step()
-        arriving = Arriving(norm, self._device)
+        on_host = arriving(norm, self._device)
         copy_each(self._pieces, pieces)
         self._engine.open_search = None
-        return Taken(self._pieces, float(arriving.read()))
+        return Taken(self._pieces, float(on_host.result()))
 
     def take_step(self, step: Tensor) -> Taken:
         self._engine.open_search = None
@@ -168,7 +168,7 @@ class RecordedSearch(SearchObjective):
     def _noise_along_previous(self, epsilon: float, limit: float) -> float:
         if self._noise is None or not self._recorded:
             return super()._noise_along_previous(epsilon, limit)
-        recorded = noise_from(self._noise.tensor()) / self._normaliser
+        recorded = noise_from(self._noise.result()) / self._normaliser
         if not recorded:  # there may be no previous step
             return super()._noise_along_previous(epsilon, limit)
         self.samples_seen += NOISE_POINTS * self.samples
@@ -178,7 +178,7 @@ class RecordedSearch(SearchObjective):
 
         return settled_noise(along, limit)
 
-    def _launch(self, coefficients: Vector) -> Arriving:
+    def _launch(self, coefficients: Vector) -> Launched[Tensor]:
         """Launch an evaluation at θ + Vc; the next evaluation overwrites its numbers.
 
         An earlier evaluation whose result nobody reads may still be running, and read some of these
@@ -189,12 +189,12 @@ class RecordedSearch(SearchObjective):
         """
         self._mailbox.send(coefficients)
         self._evaluation()
-        return Arriving(self._mailbox.numbers, self._device)
+        return arriving(self._mailbox.numbers, self._device)
 
 
-def _read(numbers: Arriving) -> tuple[float, Vector]:
+def _read(numbers: Launched[Tensor]) -> tuple[float, Vector]:
     """Value and Vᵀ∇f [K + m] of an evaluation; waits for them."""
-    found = numbers.tensor().numpy()
+    found = numbers.result().numpy()
     return float(found[0]), found[1:]
 
 

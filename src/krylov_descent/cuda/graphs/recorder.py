@@ -34,7 +34,7 @@ class Recorder(Engine):
         objective: as given.
         graphs: cache of recordings.
         staleness: compares recordings with the model.
-        settled_at: `staleness.refuted` at the last time squared gradients were computed eagerly.
+        settled_at: `staleness.times_stale` when squared gradients were last computed eagerly.
         basis_slots: the rows [K + m, n] of this step's basis; None unless the engine computed it.
         open_search: the search launched in this step, which may have written to the parameters.
     """

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from krylov_descent.cuda.graphs.aliased_network import Aliased
 from krylov_descent.cuda.graphs.graph_cache import GraphCache
-from krylov_descent.cuda.graphs.host_transfer import OnTheWay
+from krylov_descent.cuda.graphs.host_transfer import to_host
 from krylov_descent.objective.batches import Batch, tensors_in
 from krylov_descent.objective.layers.graph_walks import structure
 from krylov_descent.objective.network import Network
+from krylov_descent.runtime.engine import Launched
 from krylov_descent.runtime.precision import precisions
 
 PULSE, PULSE_SAMPLES = "pulse", 8
@@ -38,15 +39,15 @@ class Staleness:
         graphs: its recordings.
 
     Attributes:
-        refuted: how often recordings were found to be stale.
+        times_stale: how often recordings were found to be stale.
     """
 
     def __init__(self, network: Network, graphs: GraphCache) -> None:
         self._network, self._graphs = network, graphs
         self._structures: dict[tuple[Any, ...], int] = {}
         self._checked: set[Precision] = set()
-        self._open: dict[Precision, OnTheWay | _Question] = {}
-        self.refuted = 0
+        self._open: dict[Precision, Launched[Tensor] | _Question] = {}
+        self.times_stale = 0
 
     def __getstate__(self) -> dict[str, Any]:
         nothing: dict[str, Any] = {"_structures": {}, "_checked": set(), "_open": {}}
@@ -97,14 +98,14 @@ class Staleness:
                 # The separate stream needs parameter aliases: see `Aliased`.
                 with _beside_what_followed(found.moment, found.losses.device):
                     found = self._agreement(Aliased(self._network), found.few, found.losses)
-            agree, telling = found.read()
+            agree, telling = found.result().tolist()
             if telling:
                 self._checked.add(precision)
             fresh = fresh and (bool(agree) or not telling)
-        self.refuted += not fresh
+        self.times_stale += not fresh
         return fresh
 
-    def _agreement(self, network: Network, few: Batch, recorded: Tensor) -> OnTheWay:
+    def _agreement(self, network: Network, few: Batch, recorded: Tensor) -> Launched[Tensor]:
         """Two flags [2]: whether recorded and eager losses agree, whether that is conclusive."""
         losses = network.sample_losses(few, eager=True)
         fresh = losses.detach().double()
@@ -114,7 +115,7 @@ class Staleness:
         agree = error <= PULSE_TOLERANCE * size
         if not self._is_as_before(network, few, losses):
             agree, tell = torch.zeros_like(agree), torch.ones_like(tell)
-        return OnTheWay(torch.stack([agree, tell]))
+        return to_host(torch.stack([agree, tell]))
 
     def _is_as_before(self, network: Network, few: Batch, losses: Tensor) -> bool:
         """Whether the autograd graph of the losses equals that of the last comparison, if any."""

@@ -94,14 +94,24 @@ def trusted_layers(
             gradients.append((factored.weight, factored.weight_gradient(delta)))
         if delta is not None and factored.bias is not None:
             gradients.append((factored.bias, factored.bias_gradient(delta)))
-        # A zero gradient proves nothing, so `_agrees` returns False for it.
-        if gradients and all(_agrees(gradient, exact[i], tolerance) for i, gradient in gradients):
+        if gradients and all(agrees(gradient, exact[i], tolerance) for i, gradient in gradients):
             found.add(names[id(layer.module)])
     return frozenset(found)
 
 
-def _agrees(gradient: Tensor, exact: Tensor | None, tolerance: float) -> bool:
-    if exact is None:
-        return False
-    size = length(exact)
-    return 0 < size < math.inf and length(gradient - exact) <= tolerance * size
+def agrees(gradient: Tensor, exact: Tensor | None, tolerance: float) -> bool | None:
+    """Whether a layer's gradient is autograd's, to a relative tolerance.
+
+    Args:
+        gradient: δᵀx, or Σ δ for a bias.
+        exact: autograd's gradient; None if the losses do not depend on the parameter.
+        tolerance: see `trust_tolerance`.
+
+    Returns:
+        None if both gradients are zero, which proves nothing about the layer.
+    """
+    size = 0.0 if exact is None else length(exact)
+    error = length(gradient if exact is None else gradient - exact)
+    if size == error == 0:
+        return None
+    return size < math.inf and error <= tolerance * size

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.objective.batches import Batch, replace_tensors, tensors_in
-from krylov_descent.objective.layers.layer_trust import trust_tolerance, used_nowhere_else
+from krylov_descent.objective.layers.layer_trust import agrees, trust_tolerance, used_nowhere_else
 from krylov_descent.objective.layers.linear_layers import LinearLayer, recorded_linear_layers
 from krylov_descent.objective.loss_scale import length
 from krylov_descent.objective.network import Network, require_graph
@@ -68,7 +68,7 @@ class SquaredGradients:
 
     def forget(self) -> None:
         """Discard all decisions about routes, because the model has changed."""
-        self._trusted: dict[int, bool] = {}
+        self._trusted: dict[str, bool] = {}  # by the names of the layers
         self._vmap_works = True
         self.settled = False
 
@@ -97,10 +97,11 @@ class SquaredGradients:
         held = network.original.parameters.tensors  # by the modules
         position = {id(p): i for i, p in enumerate(held)}
         losses, candidates = self._losses_and_candidates(batch, position)
-        if any(id(layer.module) not in self._trusted for layer in candidates):
+        names = self._names()
+        if any(names[id(layer.module)] not in self._trusted for layer in candidates):
             self._decide_trust(batch.spread(TRUST_SAMPLES), position, memory)
-        self.settled = all(id(layer.module) in self._trusted for layer in candidates)
-        factored = [layer for layer in candidates if self._trusted.get(id(layer.module))]
+        self.settled = all(names[id(layer.module)] in self._trusted for layer in candidates)
+        factored = [layer for layer in candidates if self._trusted.get(names[id(layer.module)])]
 
         covered = {id(p) for layer in factored for p in (layer.module.weight, layer.module.bias)}
         rest = [
@@ -136,6 +137,10 @@ class SquaredGradients:
         )
         return losses, gradients, list(known)
 
+    def _names(self) -> dict[int, str]:
+        """The names of the modules of now, by id."""
+        return {id(module): name for name, module in self._network.eager.named_modules()}
+
     def _losses_and_candidates(
         self, batch: Batch, position: dict[int, int]
     ) -> tuple[Tensor, list[LinearLayer]]:
@@ -161,6 +166,7 @@ class SquaredGradients:
         are held twice.
         """
         losses, candidates = self._losses_and_candidates(few, position)
+        names = self._names()
         tensors = self._network.parameters.tensors
         outputs = [y for layer in candidates for y in layer.outputs]
         ones = torch.ones_like(losses)
@@ -178,13 +184,9 @@ class SquaredGradients:
             verdicts = []
             for p, gradient, _ in _factored(layer, deltas[here], memory):
                 if id(p) in position:
-                    truth = exact[position[id(p)]]
-                    truth = torch.zeros_like(p) if truth is None else truth
-                    size, error = length(truth), length(truth - gradient)
-                    # A zero gradient proves nothing: decide on a later batch.
-                    verdicts.append(error <= tolerance * size if size or error else None)
-            if all(verdict is not None for verdict in verdicts):
-                self._trusted[id(layer.module)] = own and all(verdicts)
+                    verdicts.append(agrees(gradient, exact[position[id(p)]], tolerance))
+            if None not in verdicts:  # otherwise a later batch decides
+                self._trusted[names[id(layer.module)]] = own and all(verdicts)
 
     def _squares_by_vmap(
         self,
