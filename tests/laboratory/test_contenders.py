@@ -130,7 +130,7 @@ def test_a_whole_number_is_a_number_too() -> None:
 
 @pytest.mark.parametrize("name", ["torch.bfloat16", "bfloat16"])
 def test_a_precision_is_found_by_its_name(name: str) -> None:
-    assert make("ksd", basis_dtype=name).spaces.storage.dtype is torch.bfloat16
+    assert make("ksd", basis_dtype=name).layout.storage.dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("name", [*CONTENDERS, "torch.optim.RMSprop"])
