@@ -26,7 +26,8 @@ test: $(VENV)/.installed-dev ## Run the tests (those that need a GPU are skipped
 	  -n auto --dist loadfile
 
 # GPU machines often allow no installation: an interpreter that already sees a GPU is used as it is.
-# Only the files that hold GPU tests are collected, so the others' imports need not be there.
+# Only files with GPU tests of their own, or over all engines, are collected, so that the imports of
+# others need not be there.
 SEES_GPU := -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null
 test-gpu: ## Run the tests that need a GPU, with PYTHON itself where its torch sees one
 	@python="$(PYTHON)"; \
@@ -41,7 +42,7 @@ test-gpu: ## Run the tests that need a GPU, with PYTHON itself where its torch s
 	      "interpreter whose torch can: make test-gpu PYTHON=/path/to/python" >&2; exit 1; \
 	  fi; \
 	fi; \
-	files=$$(grep -rlE --include='test_*.py' '^[^#]*mark\.gpu' tests) || \
+	files=$$(grep -rlE --include='test_*.py' '^[^#]*(mark\.gpu|from tests\.engines )' tests) || \
 	  { echo "make test-gpu: no test is marked with pytest.mark.gpu" >&2; exit 1; }; \
 	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $$python -m pytest -q -rsfE -m gpu $$files
 
