@@ -35,6 +35,30 @@ class NumpyTanh(BackwardOnlyTanh):
         return gradient * torch.from_numpy(1 - y * y).to(gradient)
 
 
+class OnceTanh(torch.autograd.Function):
+    """tanh with a forward derivative and a backward pass that cannot be differentiated."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        y: Tensor = ctx.saved_tensors[0]
+        return gradient * (1 - y.square())
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        y: Tensor = ctx.saved_tensors[0]
+        return tangent * (1 - y.square())
+
+
 class SoundTanh(BackwardOnlyTanh):
     """tanh with all of its derivatives."""
 

@@ -16,6 +16,7 @@ from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.objective import Objective
 from tests import dense
 from tests.matrices import numbers
+from tests.once_differentiable import OnceTanh
 from tests.problems import MODELS, Problem, make
 
 # Torch itself uses what it deprecates when it first differentiates forward.
@@ -30,30 +31,6 @@ ROUTES: dict[CurvatureKind, tuple[Any, Callable[[Problem], Tensor]]] = {
 }
 KINDS = list(ROUTES)
 FALLS_BACK = "no second derivative by double backward.*forward-mode"
-
-
-class OnceTanh(torch.autograd.Function):
-    """tanh with a forward derivative and a backward pass that cannot be differentiated."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return torch.tanh(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        y: Tensor = ctx.saved_tensors[0]
-        return gradient * (1 - y.square())
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        y: Tensor = ctx.saved_tensors[0]
-        return tangent * (1 - y.square())
 
 
 class DetachedTanh(OnceTanh):

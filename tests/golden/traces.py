@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -37,6 +36,7 @@ from krylov_descent import (
     StepResult,
 )
 from tests.distributed.group import Group
+from tests.once_differentiable import BackwardOnlyTanh, OnceTanh
 
 Record = dict[str, Any]  # of one step, ready for JSON
 Trace = list[list[Record]]  # of each rank, of each step; one rank where there are no ranks
@@ -165,46 +165,6 @@ class WordModel(nn.Module):
         hidden = torch.tanh(self.hidden(self.norm(self.embedding(words))))
         scores: Tensor = self.scores(hidden)
         return scores.transpose(1, 2)
-
-
-class OnceTanh(torch.autograd.Function):
-    """tanh whose backward pass cannot be differentiated, with a forward derivative."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return torch.tanh(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        y: Tensor = ctx.saved_tensors[0]
-        return gradient * (1 - y.square())
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        y: Tensor = ctx.saved_tensors[0]
-        return tangent * (1 - y.square())
-
-
-class BackwardOnlyTanh(torch.autograd.Function):
-    """tanh with a backward pass that cannot be differentiated, and no forward derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = torch.tanh(x)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        y: Tensor = ctx.saved_tensors[0]
-        return gradient * (1 - y.square())
 
 
 class OnceDifferentiable(nn.Module):

@@ -9,6 +9,7 @@ from krylov_descent.objective.batches import InMemory, Nothing, Samples
 from krylov_descent.objective.subsets import LEAST_FIXED, Reservoir, SubsetSizes, draw
 from krylov_descent.optimizers.ksd import escalation, subset_growth
 from krylov_descent.optimizers.ksd.ksd_state import KSDState
+from krylov_descent.runtime.ranks import Ranks, Shard
 
 
 class StepSets:
@@ -32,12 +33,12 @@ class StepSets:
         self._optimizer, self._data = optimizer, data
         self._given = (curvature_data, objective_data)
         self._samples: Samples = Nothing()
-        self._shard: Any = None
+        self._shard: Shard | None = None
         self.drawn = curvature_data is None and objective_data is None
         self.in_memory = self.indexed = False
 
     @property
-    def _ranks(self) -> Any:
+    def _ranks(self) -> Ranks:
         return self._optimizer.objective.ranks
 
     def compare_data(self) -> None:
