@@ -87,8 +87,8 @@ SEARCHED = {"evaluation", "noise", "step"}
 RECORDED = {
     "ksd": SEARCHED | {"gradient and squares", "basis of gauss-newton"},
     "ksd, identity": SEARCHED | {"gradient", "basis of gauss-newton"},
-    "ksd, kronecker": SEARCHED | {"gradient", "factors, 1", "metric", "product gauss-newton"},
-    "ksd, kronecker later": SEARCHED | {"gradient", "factors, 1", "metric", "product gauss-newton"},
+    "ksd, kronecker": SEARCHED | {"gradient", "factors, 1", "basis of gauss-newton"},
+    "ksd, kronecker later": SEARCHED | {"gradient", "factors, 1", "basis of gauss-newton"},
     "ksd, hessian": SEARCHED | {"gradient and squares", "basis of hessian"},
     "ksd, fisher": SEARCHED | {"gradient and squares", "basis of fisher"},
     "ksd, lr": SEARCHED | {"gradient and squares", "basis of gauss-newton"},

@@ -90,13 +90,20 @@ def test_sums_over_samples() -> None:
         torch.testing.assert_close(found, right)
 
 
-@pytest.mark.parametrize(("squared", "vanishes"), [(4.0, False), (0.04, True), (torch.nan, False)])
-def test_a_length_becomes_one_or_nothing(squared: float, vanishes: bool) -> None:
-    place, number = torch.zeros(1), torch.tensor(squared)
-    scale = TORCHS.scale_of_length(number, 0.01, torch.tensor(4.0), place)
-    expected = torch.zeros(()) if vanishes else number
-    torch.testing.assert_close(place[0], expected, equal_nan=True)
-    torch.testing.assert_close(scale, expected if vanishes else number**-0.5, equal_nan=True)
+def test_products_with_rows() -> None:
+    rows, x, c = drawn(3, 7), drawn(7), drawn(3)
+    combination = sum(c[k] * rows[k] for k in range(3))
+    torch.testing.assert_close(
+        TORCHS.project(rows, x), torch.stack([(row * x).sum() for row in rows])
+    )
+    torch.testing.assert_close(TORCHS.combine(rows, c), combination)
+    torch.testing.assert_close(TORCHS.combine(rows, c, x), x + combination)
+    torch.testing.assert_close(
+        TORCHS.gram(rows), torch.stack([torch.stack([(a * b).sum() for b in rows]) for a in rows])
+    )
+    expected = x - combination
+    assert TORCHS.subtract(x, rows, c) is x
+    torch.testing.assert_close(x, expected)
 
 
 class Own(Operations):

@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from krylov_descent.runtime.ops import operations
 from krylov_descent.runtime.pinned_copies import PinnedCopies
 from krylov_descent.runtime.precision import forward_precision
 from krylov_descent.runtime.ranks import Ranks
@@ -281,7 +282,7 @@ class StoredBasis:
     def times(self, rows: slice, vector: Tensor) -> Tensor:
         """The inner products of some rows with a vector [m]."""
         if self.plain:
-            return self.stored[rows] @ vector
+            return operations().project(self.stored[rows], vector)
         total = vector.new_zeros(rows.stop - rows.start)
         for columns, block in self._blocks(rows):
             total += block @ vector[columns]
@@ -290,7 +291,7 @@ class StoredBasis:
     def combine(self, rows: slice, coefficients: Tensor) -> Tensor:
         """Σ c_k row k over some rows, as a new vector [m]."""
         if self.plain:
-            return self.stored[rows].t() @ coefficients
+            return operations().combine(self.stored[rows], coefficients)
         result = coefficients.new_empty(self.stored.shape[1])
         for columns, block in self._blocks(rows):
             result[columns] = block.t() @ coefficients
@@ -299,7 +300,7 @@ class StoredBasis:
     def subtracted(self, vector: Tensor, rows: slice, coefficients: Tensor) -> Tensor:
         """The vector [m] minus `combine(rows, coefficients)`; overwrites the vector."""
         if self.plain:
-            return vector.addmv_(self.stored[rows].t(), coefficients, alpha=-1)
+            return operations().subtract(vector, self.stored[rows], coefficients)
         return vector.sub_(self.combine(rows, coefficients))
 
     def gram(self) -> Tensor:
@@ -310,8 +311,7 @@ class StoredBasis:
         """
         rows = slice(0, self.count)
         if self.plain and self.stored.is_cuda:
-            with forward_precision():
-                return self.stored[rows] @ self.stored[rows].t()
+            return operations().gram(self.stored[rows])
         found = torch.zeros(self.count, self.count, dtype=self.dtype, device=self.device)
         if self.plain:
             for k in range(self.count):

@@ -10,14 +10,15 @@ passes, and H̄ a third. The paper's computations with orthonormal vectors use V
 
 from collections.abc import Callable
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from krylov_descent.algorithms.basis_storage import Alone, Placement, StoredBasis
-from krylov_descent.algorithms.metric import Diagonal, Metric
+from krylov_descent.algorithms.basis_storage import Placement, StoredBasis
+from krylov_descent.algorithms.metric import Metric
 from krylov_descent.algorithms.metric_times_basis import MetricTimesBasis
 from krylov_descent.runtime.ops import operations
 
@@ -28,24 +29,151 @@ Product = Callable[[Tensor], Tensor]
 BREAKDOWN_UNITS = 100.0
 
 
-def fill_with_krylov_space(
-    rows: StoredBasis,
-    product: Product,
-    metric: Metric,
-    gradient: Tensor,
-    previous_steps: list[Tensor],
-    placement: Placement,
-) -> Tensor:
-    """Fill V by Algorithm 2, safe against breakdown, with any number of previous steps.
+class KrylovSpace:
+    """V in the making: each method adds a row, or computes a row of H̄.
 
     Args:
-        rows: storage of V, with K rows for the Krylov space and m rows for the previous steps.
+        rows: storage of V.
         product: v [n] → this rank's summand of Hv [n], a new vector that may be overwritten.
         metric: D on the part of a vector that the placement stores.
         gradient: g [n], finite and not zero, the same on all ranks.
-        previous_steps: m vectors [n], which join as the last directions in this order; none on the
-            first step. The list is emptied, so that only the rows hold them.
         placement: which part of each vector this rank stores.
+
+    Memory: `MetricTimesBasis` may take as much as the rows.
+    """
+
+    def __init__(
+        self,
+        rows: StoredBasis,
+        product: Product,
+        metric: Metric,
+        gradient: Tensor,
+        placement: Placement,
+    ) -> None:
+        self._rows, self._product, self._metric = rows, product, metric
+        self._gradient, self._placement = gradient, placement
+        self._curvature = gradient.new_empty(rows.count, rows.count)
+        self._lengths = gradient.new_empty(rows.count)
+        self._images = MetricTimesBasis(rows, metric)
+        # Rounded rows cannot tell a smaller remainder from their own rounding.
+        self._least = max(BREAKDOWN_UNITS * torch.finfo(gradient.dtype).eps, rows.epsilon) ** 2
+
+    def begin(self) -> bool:
+        """Make row 0 from D⁻¹g. This method and the other two return False on breakdown.
+
+        On a GPU the host does not see a breakdown, and they return True.
+        """
+        self._curvature.zero_()
+        self._lengths.zero_()  # of rows that are not made
+        own = self._placement.own(self._gradient)
+        first = self._metric.solve(own)
+        squared = self._dot(first, own)
+        return self._add(0, first, own, own[:0], squared, squared)
+
+    def add_next(self, k: int) -> bool:
+        """Make row k from D⁻¹Hv, with v the row before it, and compute row k - 1 of H̄."""
+        rows, placement = self._rows, self._placement
+        w = self._curved(k - 1)
+        known, near = slice(0, k), slice(max(0, k - 2), k)
+        projected = self._curvature[k - 1, known]
+        if rows.rounded:
+            projected.copy_(self._times(known, w))
+        along = self._times(near, w)
+        self._images.subtract(w, near, along)
+        found = self._times(known, w)
+        u = rows.subtracted(self._metric.solve(w), known, found)
+        if not rows.rounded:  # because VᵀDV = 1, `found` plus `along` is Vᵀ(Hv)
+            projected.copy_(found)
+            projected[near] += along
+        # uᵀw is uᵀDu, since u is orthogonal to the rows. All ranks must reach the same decision.
+        parts = torch.stack([placement.dots(u @ w), projected @ projected])
+        squared, removed = placement.settled(parts).unbind()
+        return self._add(k, u, w, found, squared, squared + removed)
+
+    def add_previous(self, k: int) -> bool:
+        """Make row k from the previous step stored there, orthogonalised twice."""
+        rows, metric = self._rows, self._metric
+        u, known = rows.get(k).clone(), slice(0, k)
+        w = metric.multiply(u)
+        before = self._dot(u, w)
+        u = rows.subtracted(u, known, self._times(known, w))
+        del w
+        # Computed from u anew: an updated w would have rounding errors that u does not have.
+        w = metric.multiply(u)
+        taken = self._times(known, w)
+        u = rows.subtracted(u, known, taken)
+        return self._add(k, u, w, taken, self._dot(u, w), before)
+
+    def measure(self, k: int) -> None:
+        """Compute row k of H̄, for a direction from which no other is made."""
+        known = slice(0, k + 1)
+        self._curvature[k, known] = self._times(known, self._curved(k))
+
+    def numbers(self) -> Tensor:
+        """H̄, VᵀV and the squared lengths of the directions, as `found_on_host` takes them."""
+        placement, gram = self._placement, self._rows.gram()
+        small = placement.settled(torch.stack([self._curvature, placement.dots(gram)]))
+        return torch.cat([*small, self._lengths.unsqueeze(0)])
+
+    def _curved(self, k: int) -> Tensor:
+        """This rank's part of Hv_k."""
+        return self._placement.total(self._product(self._placement.whole(self._rows.get(k))))
+
+    def _times(self, which: slice, w: Tensor) -> Tensor:
+        return self._placement.dots(self._rows.times(which, w))
+
+    def _dot(self, a: Tensor, b: Tensor) -> Tensor:
+        return self._placement.settled(self._placement.dots(a @ b))
+
+    def _add(
+        self, k: int, u: Tensor, w: Tensor, taken: Tensor, squared: Tensor, before: Tensor
+    ) -> bool:
+        """Store u / ‖u‖_D as row k, or zero on breakdown; False if the host sees that it is zero.
+
+        Args:
+            k: the row.
+            u: the new direction.
+            w: Du from before the multiples `taken` of the rows were subtracted from u.
+            taken: see w.
+            squared: ‖u‖_D².
+            before: ‖u‖_D² before orthogonalisation.
+        """
+        vanished = squared <= self._least * before  # false for NaN, which shows up in H̄
+        self._lengths[k] = torch.where(vanished, 0.0, squared)
+        scale = torch.where(vanished, 0.0, squared.rsqrt())
+        self._rows.put(k, u, scale)
+        self._images.keep(k, w, taken, scale)
+        # Reading a number makes the host wait for a GPU, and costs nothing on a CPU.
+        unread = u.is_cuda or not operations().may_read
+        return unread or float(self._lengths[k]) != 0
+
+
+class Rows(Protocol):
+    """The methods of `KrylovSpace`, which an engine may replay."""
+
+    def begin(self) -> bool:
+        """See `KrylovSpace`."""
+
+    def add_next(self, k: int, /) -> bool:
+        """See `KrylovSpace`."""
+
+    def add_previous(self, k: int, /) -> bool:
+        """See `KrylovSpace`."""
+
+    def measure(self, k: int, /) -> None:
+        """See `KrylovSpace`."""
+
+    def numbers(self) -> Tensor:
+        """See `KrylovSpace`."""
+
+
+def fill_with_krylov_space(space: Rows, krylov: int, previous: int) -> Tensor:
+    """Fill V by Algorithm 2, safe against breakdown, with any number of previous steps.
+
+    Args:
+        space: V, with the previous steps in the rows behind the Krylov space.
+        krylov: K, the rows of the Krylov space.
+        previous: m, the rows of previous steps, which join in this order.
 
     Returns:
         A tensor for `found_on_host`: H̄, VᵀV, and the squared lengths of the directions before
@@ -62,130 +190,15 @@ def fill_with_krylov_space(
     place of D⁻¹. Where products with D are expensive, D times the rows is stored and read once
     (`MetricTimesBasis`). Otherwise every vector takes one more product with D.
     """
-    krylov = rows.count - len(previous_steps)
-    curvature = gradient.new_zeros(rows.count, rows.count)
-    lengths = gradient.new_zeros(rows.count)
-    images = MetricTimesBasis(rows, metric)
-    # Rounded rows cannot tell a smaller remainder from their own rounding.
-    least = max(BREAKDOWN_UNITS * torch.finfo(gradient.dtype).eps, rows.epsilon) ** 2
-    for slot in range(krylov, rows.count):
-        rows.put(slot, placement.own(previous_steps.pop(0)))  # waits for `add_previous`
-
-    def curved(k: int) -> Tensor:
-        """This rank's part of Hv_k."""
-        return placement.total(product(placement.whole(rows.get(k))))
-
-    def times(which: slice, w: Tensor) -> Tensor:
-        return placement.dots(rows.times(which, w))
-
-    def dot(a: Tensor, b: Tensor) -> Tensor:
-        return placement.settled(placement.dots(a @ b))
-
-    def scale_of(k: int, squared: Tensor, before: Tensor) -> Tensor:
-        """1/‖u‖_D, or 0 on breakdown, from ‖u‖_D² now and `before` orthogonalisation."""
-        return operations().scale_of_length(squared, least, before, lengths[k : k + 1])
-
-    def add(k: int, u: Tensor, w: Tensor, taken: Tensor, scale: Tensor) -> bool:
-        """Store u times a scale as row k; False if the host sees that the row is zero.
-
-        w is Du from before the multiples `taken` of the rows were subtracted from u.
-        """
-        rows.put(k, u, scale)
-        images.keep(k, w, taken, scale)
-        # Reading a number makes the host wait for a GPU, and costs nothing on a CPU. NaN goes on,
-        # and shows up in H̄.
-        unread = u.is_cuda or not operations().may_read
-        return unread or float(lengths[k]) != 0
-
-    def add_next(k: int) -> bool:
-        """Make row k from D⁻¹Hv, with v the row before it, and write row k - 1 of H̄."""
-        w = curved(k - 1)
-        known, near = slice(0, k), slice(max(0, k - 2), k)
-        projected = curvature[k - 1, known]
-        if rows.rounded:
-            projected.copy_(times(known, w))
-        along = times(near, w)
-        images.subtract(w, near, along)
-        found = times(known, w)
-        if type(placement) is Alone:  # otherwise ranks must agree in between
-            place = lengths[k : k + 1]
-            both = _remainder_at_once(rows, metric, w, found, along, least, projected, place)
-            if both is not None:
-                u, scale = both
-                return add(k, u, w, found, scale)
-        u = rows.subtracted(metric.solve(w), known, found)
-        if not rows.rounded:  # because VᵀDV = 1, `found` plus `along` is Vᵀ(Hv)
-            projected.copy_(found)
-            projected[near] += along
-        # uᵀw is uᵀDu, since u is orthogonal to the rows. All ranks must reach the same decision.
-        parts = torch.stack([placement.dots(u @ w), projected @ projected])
-        squared, removed = placement.settled(parts).unbind()
-        return add(k, u, w, found, scale_of(k, squared, squared + removed))
-
-    def add_previous(k: int) -> bool:
-        """Make row k from the previous step stored there, orthogonalised twice."""
-        u, known = rows.get(k).clone(), slice(0, k)
-        w = metric.multiply(u)
-        before = dot(u, w)
-        u = rows.subtracted(u, known, times(known, w))
-        del w
-        # Computed from u anew: an updated w would have rounding errors that u does not have.
-        w = metric.multiply(u)
-        taken = times(known, w)
-        u = rows.subtracted(u, known, taken)
-        return add(k, u, w, taken, scale_of(k, dot(u, w), before))
-
-    def measure(k: int) -> None:
-        """Compute row k of H̄, for a direction from which no other is made."""
-        curvature[k, : k + 1] = times(slice(0, k + 1), curved(k))
-
-    own = placement.own(gradient)
-    first = metric.solve(own)
-    squared = dot(first, own)
-    alive = add(0, first, own, own[:0], scale_of(0, squared, squared))
-    del own, first
+    alive = space.begin()
     for k in range(1, krylov):
-        alive = alive and add_next(k)
+        alive = alive and space.add_next(k)
     if alive:
-        measure(krylov - 1)
-    for slot in range(krylov, rows.count):
-        if add_previous(slot):
-            measure(slot)
-    small = placement.settled(torch.stack([curvature, placement.dots(rows.gram())]))
-    return torch.cat([*small, lengths.unsqueeze(0)])
-
-
-def _remainder_at_once(
-    rows: StoredBasis,
-    metric: Metric,
-    w: Tensor,
-    found: Tensor,
-    along: Tensor,
-    least: float,
-    projected: Tensor,
-    place: Tensor,
-) -> tuple[Tensor, Tensor] | None:
-    """The remainder of D⁻¹w and its scale by fused operations; None if these are not available.
-
-    Args:
-        rows: V.
-        metric: D.
-        w: Hv minus D times its components along the last rows; overwritten if D is diagonal.
-        found: Vᵀw for the first rows, which are subtracted from D⁻¹w.
-        along: the components along the last rows that were subtracted before.
-        least: the threshold of `scale_of_length`, relative to the squared length with all
-            components.
-        projected: receives all components: `found`, with `along` added to the last ones.
-        place: receives the squared length of the remainder, as in `scale_of_length`.
-    """
-    if not (rows.plain and operations().fuses):
-        return None
-    diagonal = metric.diagonal if isinstance(metric, Diagonal) else None
-    u = w if diagonal is not None else metric.solve(w)
-    parts = operations().subtract_rows(u, diagonal, rows.stored[: len(found)], found, w)
-    if parts is None:
-        return None
-    return u, operations().scale_of_remainder(parts, found, along, least, projected, place)
+        space.measure(krylov - 1)
+    for k in range(krylov, krylov + previous):
+        if space.add_previous(k):
+            space.measure(k)
+    return space.numbers()
 
 
 def found_on_host(found: Tensor) -> tuple[list[int], Tensor, Tensor]:

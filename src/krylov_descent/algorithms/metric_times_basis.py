@@ -4,7 +4,6 @@ from torch import Tensor
 
 from krylov_descent.algorithms.basis_storage import Storage, StoredBasis
 from krylov_descent.algorithms.metric import Diagonal, Entrywise, Metric
-from krylov_descent.runtime.ops import operations
 
 
 class MetricTimesBasis:
@@ -29,21 +28,15 @@ class MetricTimesBasis:
 
     def subtract(self, w: Tensor, which: slice, coefficients: Tensor) -> None:
         """Subtract D times a combination of some rows from a vector, in place."""
-        rows = self._rows
         if self._kept is not None and w.is_cuda:  # in one kernel
             self._kept.subtracted(w, which, coefficients)
             return
         if self._kept is not None:
             w.sub_(self._kept.combine(which, coefficients))
             return
-        diagonal = self._metric.diagonal if isinstance(self._metric, Diagonal) else None
-        if diagonal is not None and rows.plain and operations().fuses:
-            few = rows.stored[which]
-            if operations().subtract_combination(w, few, coefficients, diagonal):
-                return
-        combined = rows.combine(which, coefficients)
-        if diagonal is not None and w.is_cuda:  # in one kernel
-            w.addcmul_(combined, diagonal, value=-1)
+        combined = self._rows.combine(which, coefficients)
+        if isinstance(self._metric, Diagonal) and w.is_cuda:  # in one kernel
+            w.addcmul_(combined, self._metric.diagonal, value=-1)
         else:
             w.sub_(self._metric.multiply(combined))
 

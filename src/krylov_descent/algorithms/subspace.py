@@ -4,7 +4,12 @@ import torch
 from torch import Tensor
 
 from krylov_descent.algorithms.basis_storage import Placement, Storage, StoredBasis
-from krylov_descent.algorithms.krylov import Product, fill_with_krylov_space, found_on_host
+from krylov_descent.algorithms.krylov import (
+    KrylovSpace,
+    Product,
+    fill_with_krylov_space,
+    found_on_host,
+)
 from krylov_descent.algorithms.metric import Metric
 
 
@@ -78,10 +83,19 @@ def krylov_basis(
     Memory: K + m vectors, and three more while the basis is made. `MetricTimesBasis` may take
     K + m more.
     """
-    slots = min(dimension, gradient.numel()) + len(previous_steps)
-    rows = StoredBasis(slots, placement.size, gradient, storage)
-    found = fill_with_krylov_space(rows, product, metric, gradient, previous_steps, placement)
-    return cut(rows, placement, found)
+    krylov, previous = min(dimension, gradient.numel()), len(previous_steps)
+    rows = StoredBasis(krylov + previous, placement.size, gradient, storage)
+    space = KrylovSpace(rows, product, metric, gradient, placement)
+    store_previous(rows, krylov, previous_steps, placement)
+    return cut(rows, placement, fill_with_krylov_space(space, krylov, previous))
+
+
+def store_previous(
+    rows: StoredBasis, krylov: int, previous_steps: list[Tensor], placement: Placement
+) -> None:
+    """Store previous steps [n] in the rows from `krylov` on, and empty the list to free them."""
+    for k in range(krylov, krylov + len(previous_steps)):
+        rows.put(k, placement.own(previous_steps.pop(0)))
 
 
 def cut(rows: StoredBasis, placement: Placement, found: Tensor) -> Subspace:

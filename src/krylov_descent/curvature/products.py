@@ -235,11 +235,6 @@ class CurvatureProduct:
         """All samples of this rank if they are one batch whose graph is kept, else None."""
         return self._batches[0] if self.kept and len(self._batches) == 1 else None
 
-    def over(self, network: Network, batch: Batch, scale: Tensor) -> Product:
-        """Linearise over another batch; returns v → Hv. The scale is a tensor of one number."""
-        product, parameters = self._curvature.flat_product(network, batch), network.parameters
-        return lambda v: parameters.scale_and_add_decay(product(v), scale, v)
-
     def __call__(self, vector: Tensor) -> Tensor:
         """Hv as a new vector [n], summed over ranks."""
         return self.objective.ranks.sum_vector(self.part(vector))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from krylov_descent.runtime.precision import rough_products
+from krylov_descent.runtime.precision import forward_precision, rough_products
 
 Result = TypeVar("Result")
 
@@ -101,82 +101,30 @@ class Operations:
         ones = delta.new_ones(len(delta))
         return delta.t() @ x, squares, ones @ delta, ones @ squared
 
-    @property
-    def fuses(self) -> bool:
-        """Whether to try `subtract_combination` and `subtract_rows` at all."""
-        return False
+    def project(self, rows: Tensor, vector: Tensor) -> Tensor:
+        """The inner products [k] of rows [k, n] with a vector [n]."""
+        return rows @ vector
 
-    def scale_of_length(
-        self, squared: Tensor, least: float, before: Tensor, place: Tensor
-    ) -> Tensor:
-        """1 / √squared, or 0 on breakdown, that is where squared ≤ least · before.
+    def combine(self, rows: Tensor, coefficients: Tensor, start: Tensor | None = None) -> Tensor:
+        """start + Σ coefficients[k] rows[k, :], a new vector [n].
 
         Args:
-            squared: the squared length of a vector, a scalar tensor.
-            least: the relative tolerance, a Python number.
-            before: the squared length before orthogonalisation, a scalar tensor.
-            place: output [1]: squared, or 0 on breakdown.
-        """
-        vanished = squared <= least * before
-        place.copy_(torch.where(vanished, 0.0, squared))
-        return torch.where(vanished, 0.0, squared.rsqrt())
-
-    def subtract_combination(
-        self, w: Tensor, rows: Tensor, coefficients: Tensor, weights: Tensor
-    ) -> bool:
-        """Overwrite w [n] with w - weights ∘ Σ coefficients[k] rows[k, :].
-
-        Args:
-            w: [n].
             rows: [k, n].
             coefficients: [k].
-            weights: [n].
-
-        Returns:
-            Whether the operation was done; False leaves w unchanged.
+            start: [n]; zero by default.
         """
-        return False
+        if start is None:
+            return rows.t() @ coefficients
+        return torch.addmv(start, rows.t(), coefficients)
 
-    def subtract_rows(
-        self, start: Tensor, divisor: Tensor | None, rows: Tensor, taken: Tensor, w: Tensor
-    ) -> Tensor | None:
-        """Overwrite `start` [n] with u = start / divisor - Σ taken[k] rows[k, :].
+    def subtract(self, vector: Tensor, rows: Tensor, coefficients: Tensor) -> Tensor:
+        """Overwrite a vector [n] with vector - Σ coefficients[k] rows[k, :], and return it."""
+        return vector.addmv_(rows.t(), coefficients, alpha=-1)
 
-        Args:
-            start: [n]; may be w.
-            divisor: [n], or None for 1.
-            rows: [k, n].
-            taken: [k].
-            w: [n], read before `start` is overwritten.
-
-        Returns:
-            Partial sums of uᵀw for `scale_of_remainder`, or None if nothing was done.
-        """
-        return None
-
-    def scale_of_remainder(
-        self,
-        parts: Tensor,
-        taken: Tensor,
-        along: Tensor,
-        least: float,
-        projected: Tensor,
-        place: Tensor,
-    ) -> Tensor:
-        """`scale_of_length` for squared = Σ parts and before = Σ parts + ‖projected‖².
-
-        Args:
-            parts: from `subtract_rows`.
-            taken: [k].
-            along: added to the last entries of `taken` [≤ k].
-            least: the relative tolerance, a Python number.
-            projected: output [k]: the sum of `taken` and `along`.
-            place: output [1], as in `scale_of_length`.
-        """
-        projected.copy_(taken)
-        projected[len(taken) - len(along) :] += along
-        squared = parts.sum()
-        return self.scale_of_length(squared, least, squared + projected @ projected, place)
+    def gram(self, rows: Tensor) -> Tensor:
+        """The inner products [k, k] between rows [k, n], in the precision of forward passes."""
+        with forward_precision():
+            return rows @ rows.t()
 
 
 _torchs = Operations()

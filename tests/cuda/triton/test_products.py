@@ -406,18 +406,6 @@ def test_sums_over_rows(products: Any, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.interpreted
-def test_combinations_of_long_rows(products: Any) -> None:
-    rows, c, start = drawn(7, 100_003), drawn(7, seed=1), drawn(100_003, seed=2)
-    exact = rows.double().t() @ c.double()
-    assert error(rows.t() @ c, exact) < EXACT
-    found = start.clone().addmv_(rows.t(), c, alpha=-1)
-    assert error(found, start.double() - exact) < EXACT
-    assert error(torch.addmv(start, rows.t(), c), start.double() + exact) < EXACT
-    assert error(rows @ start, rows.double() @ start.double()) < 10 * EXACT
-
-
-@pytest.mark.gpu
 @pytest.mark.usefixtures("needs_tensor_cores")
 def test_steps_repeat_to_the_last_bit_and_agree_with_torch(
     monkeypatch: pytest.MonkeyPatch, calls: list[bool]

@@ -39,7 +39,7 @@ def is_on_tensor_cores(network: Network) -> bool:
 
     Recordings of other networks may compute only the largest products there.
     """
-    return network.is_stack and _is_large(network) and possible(network.parameters.device)
+    return network.is_stack and is_large(network) and possible(network.parameters.device)
 
 
 def is_foreign(given: object) -> bool:
@@ -188,7 +188,7 @@ def capture_graph(
     with torch.cuda.device(device):
         before, pool = (None, None) if after is None else (after.products, after.pool)
         products: Callable[[], AbstractContextManager[Any]] = nullcontext
-        if _is_large(network):
+        if is_large(network):
             products = partial(tensor_core_products, device, before, sparing=not network.is_stack)
         current, side = torch.cuda.current_stream(), _recording_stream(torch.cuda.current_device())
         capture = partial(_captured, function, products, side, pool)
@@ -208,7 +208,7 @@ def capture_graph(
             return capture()
 
 
-def _is_large(network: Network) -> bool:
+def is_large(network: Network) -> bool:
     """Whether the network has enough parameters for tensor-core kernels to pay."""
     return network.parameters.numel >= (SMALLEST_STACK if network.is_stack else SMALLEST_OTHER)
 

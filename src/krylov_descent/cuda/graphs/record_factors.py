@@ -1,18 +1,11 @@
-"""Recordings of the Kronecker factors, and of products with the preconditioner made of them."""
-
-from functools import partial
-from typing import Any
+"""Recordings of the Kronecker factors."""
 
 from torch import Tensor
 
-from krylov_descent.cuda.graphs.capture import Capture, is_foreign
 from krylov_descent.cuda.graphs.host_transfer import placed
-from krylov_descent.cuda.graphs.parallel_branches import side_by_side
 from krylov_descent.cuda.graphs.recorder import Recorder
-from krylov_descent.cuda.triton.entry import under_way
 from krylov_descent.curvature.preconditioners.kronecker import FactorsOfBatches
 from krylov_descent.curvature.preconditioners.layer_moments import sums_of
-from krylov_descent.curvature.preconditioners.preconditioner import InPlace
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.engine import Launched
@@ -59,54 +52,3 @@ def _replayed(engine: Recorder, work: FactorsOfBatches) -> bool:
         return False
     recording()
     return engine.are_fresh(batch)
-
-
-class RecordedMetric:
-    """The preconditioner D by recordings of D⁻¹v and Dv; each call overwrites the last result.
-
-    A third recording, replayed once per step, splits the matrices of D, which both products read.
-
-    Args:
-        preconditioner: D, whose tensors stay in place.
-        like: a vector [n] in the dtype and on the device of all vectors.
-        capture: records a function.
-        network: the model.
-    """
-
-    def __init__(
-        self, preconditioner: InPlace, like: Tensor, capture: Capture, network: Network
-    ) -> None:
-        def prepare() -> None:
-            self._vector.zero_()  # a graph must not be empty
-            products = under_way()
-            if products is not None:
-                side_by_side(products.prepare(preconditioner.tensors))
-
-        self._vector = like.clone()
-        self._common = capture(network, prepare, rehearsal=prepare)
-        self._common.graph.replay()
-        of_vector: Any = partial(
-            capture, network, after=self._common, foreign=is_foreign(preconditioner)
-        )
-        solve = partial(preconditioner.solve, self._vector)
-        multiply = partial(preconditioner.multiply, self._vector)
-        self._solve = of_vector(solve, rehearsal=solve)
-        self._multiply = of_vector(multiply, rehearsal=multiply)
-
-    def load(self) -> None:
-        """Prepare products with the current values of D."""
-        self._common.graph.replay()
-
-    def solve(self, vector: Tensor) -> Tensor:
-        """D⁻¹ vector [n]; overwritten by the next call."""
-        return self._replayed(self._solve, vector)
-
-    def multiply(self, vector: Tensor) -> Tensor:
-        """D vector [n]; overwritten by the next call."""
-        return self._replayed(self._multiply, vector)
-
-    def _replayed(self, recorded: Any, vector: Tensor) -> Tensor:
-        self._vector.copy_(vector)
-        recorded.graph.replay()
-        result: Tensor = recorded.result
-        return result

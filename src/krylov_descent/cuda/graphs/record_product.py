@@ -1,5 +1,6 @@
 """Recordings of curvature products."""
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
@@ -32,11 +33,50 @@ def product_name(curvature: Curvature) -> str:
     return f"product {curvature.kind}"
 
 
+class RecordedLinearization:
+    """The forward pass that products read, replayed once per step.
+
+    Args:
+        curvature: linearises the network.
+        batch: samples in the shape of those that `load` will get.
+        capture: records a function.
+        network: the model, on aliases of its parameters.
+        prepare: what else to replay before the products.
+
+    Attributes:
+        recorded: the recording, which those of products come after.
+    """
+
+    def __init__(
+        self,
+        curvature: Curvature,
+        batch: Batch,
+        capture: Capture,
+        network: Network,
+        prepare: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._batch = batch.map(Tensor.clone)
+
+        def linearize() -> Product:
+            prepare()
+            return curvature.flat_product(network, self._batch)
+
+        self.recorded = capture(network, linearize, rehearsal=linearize)
+        self.recorded.graph.replay()
+
+    @property
+    def product(self) -> Product:
+        """v → Hv summed over the samples, for other recordings: reads the saved activations."""
+        return self.recorded.result
+
+    def load(self, batch: Batch) -> None:
+        """Linearise at the current parameters, over these samples."""
+        copy_batch(batch, self._batch)
+        self.recorded.graph.replay()
+
+
 class RecordedProduct:
     """The product of the curvature matrix, summed over a batch, with a vector v.
-
-    The linearisation is one recording, replayed once per step. The product is another one, which
-    reads the activations that the linearisation saved.
 
     Args:
         curvature: linearises the network.
@@ -48,18 +88,16 @@ class RecordedProduct:
     def __init__(
         self, curvature: Curvature, batch: Batch, capture: Capture, network: Network
     ) -> None:
-        self._batch = batch.map(Tensor.clone)
         self._vector = vector = network.parameters.copy()
-        prepare = partial(curvature.flat_product, network, self._batch)
-        self._linearization = capture(network, prepare, rehearsal=prepare)
-        self._linearization.graph.replay()
-        apply = partial(self._linearization.result, vector)
-        self._product = capture(network, apply, rehearsal=apply, after=self._linearization)
+        self._linearization = linearization = RecordedLinearization(
+            curvature, batch, capture, network
+        )
+        apply = partial(linearization.product, vector)
+        self._product = capture(network, apply, rehearsal=apply, after=linearization.recorded)
 
     def load(self, batch: Batch) -> None:
         """Linearise at the current parameters, over these samples."""
-        copy_batch(batch, self._batch)
-        self._linearization.graph.replay()
+        self._linearization.load(batch)
 
     def __call__(self, vector: Tensor) -> Tensor:
         """The product with a vector [n], as a new vector [n]."""

@@ -39,6 +39,7 @@ from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.parameters import FlatParameters
 from krylov_descent.objective.search_objective import Search, SearchObjective, Taken
 from krylov_descent.runtime.engine import Launched
+from krylov_descent.runtime.ops import operations
 from krylov_descent.runtime.private import copy_each
 
 
@@ -211,7 +212,7 @@ def _evaluate(
     """Evaluate at the mailbox's coefficients, for a recording; returns the mailbox."""
     # The copies from and to the host are recorded too, which saves their launches.
     parameters = network.parameters
-    point = torch.addmv(theta, slots.t(), held.coefficients())
+    point = operations().combine(slots, held.coefficients(), theta)
     here = network if under_way() is None else network.at(point)
     if here is network:  # torch's kernels need aligned parameters
         parameters.assign(point)
@@ -225,7 +226,7 @@ def _evaluate(
     join()
     # Whole vectors in one dtype: other kernels take two to five times as long.
     gradient = parameters.scale_and_add_decay(parameters.flatten(gradients), scale, point)
-    held.bring(value, torch.mv(slots, gradient))
+    held.bring(value, operations().project(slots, gradient))
     return held
 
 
@@ -273,7 +274,7 @@ def _take(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Write θ + Vc to the parameters, for a recording; returns c, ‖Vc‖ and the pieces of Vc."""
     coefficients, norm = held
-    step = slots.t() @ coefficients.to(slots.device, non_blocking=True)
+    step = operations().combine(slots, coefficients.to(slots.device, non_blocking=True))
     network.parameters.assign(theta + step)
     norm.copy_(step.norm().double().reshape(1), non_blocking=True)
     return coefficients, norm[0], network.parameters.pieces(step)

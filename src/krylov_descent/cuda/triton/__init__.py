@@ -8,7 +8,6 @@ step is recorded. Replaying a recording costs no time in Python. The mode dispat
 
     mm, addmm                       to `matrices`
     sigmoid, tanh, relu, add, mul   to `functions_of_products`
-    mv, addmv, inner products       to `vectors`
     a loss that asks for it         to `cross_entropy`
 
 each of which falls back to the torch operation for tensors that its kernels do not support.

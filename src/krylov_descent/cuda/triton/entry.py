@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from krylov_descent.runtime.messages import first_line
+from krylov_descent.runtime.ops import Operations
 from krylov_descent.runtime.private import current_dispatch_mode
 
 # Bytes of a multiprocessor's shared memory that the largest tiles need. Hopper and later data
@@ -25,6 +26,15 @@ def tensor_core_products(
     from krylov_descent.cuda.triton.products import TensorCoreProducts  # needs Triton
 
     return TensorCoreProducts(device, before, sparing=sparing)
+
+
+def basis_operations(device: torch.device) -> Operations:
+    """Operations on the rows of a basis, outside of recordings; torch's if there are no kernels."""
+    if not possible(device):
+        return Operations()
+    from krylov_descent.cuda.triton.vectors import LongRows  # needs Triton
+
+    return LongRows(device)
 
 
 def under_way() -> Any:

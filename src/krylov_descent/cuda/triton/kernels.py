@@ -140,9 +140,7 @@ def split(
         tl.store(unscale, 1 / scale)
 
 
-@triton.jit(
-    do_not_specialize=["size"], do_not_specialize_on_alignment=["unscale", "bound", "new_unscale"]
-)
+@triton.jit(do_not_specialize_on_alignment=["unscale", "bound", "new_unscale"])
 def square(high, unscale, bound, squared, new_unscale, size, BLOCK: tl.constexpr):
     """squared = the high part of x² [size], from the high part and the bound of x."""
     top = _number(bound)

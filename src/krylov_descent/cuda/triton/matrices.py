@@ -8,7 +8,6 @@ from torch import Tensor
 from krylov_descent.cuda.triton import split_fp16, vectors
 from krylov_descent.cuda.triton.lazy_products import LazyProducts
 from krylov_descent.cuda.triton.split_fp16 import Product, SplitMatrix, is_plain, is_rows
-from krylov_descent.cuda.triton.vectors import BasisVectors
 from krylov_descent.runtime.precision import SETTINGS
 
 aten = torch.ops.aten
@@ -23,18 +22,16 @@ class Matrices:
 
     Args:
         lazy: the lazy products of the recording.
-        basis_vectors: computes the inner products between a few long vectors.
         sparing: whether torch computes all but large products.
     """
 
-    def __init__(self, lazy: LazyProducts, basis_vectors: BasisVectors, *, sparing: bool) -> None:
-        self._lazy, self._basis_vectors, self._sparing = lazy, basis_vectors, sparing
+    def __init__(self, lazy: LazyProducts, *, sparing: bool) -> None:
+        self._lazy, self._sparing = lazy, sparing
         self._device = lazy.device
 
     def mm(self, a: Tensor, b: Tensor) -> Any:
         """a [M, K] times b [K, N]; the result may be lazy."""
-        of_rows = self._basis_vectors.is_gram(a, b)
-        found = self._basis_vectors.gram(a) if of_rows else self._product(a, b)
+        found = self._product(a, b)
         return aten.mm.default(*self._lazy.materialise(a, b)) if found is None else found
 
     def mm_out(self, a: Tensor, b: Tensor, *, out: Tensor) -> Any:

@@ -19,14 +19,13 @@ from krylov_descent.cuda.triton.lazy_products import LazyProducts
 from krylov_descent.cuda.triton.matrices import Matrices
 from krylov_descent.cuda.triton.matrix_cache import MatrixCache
 from krylov_descent.cuda.triton.split_fp16 import is_rows, rows_of
-from krylov_descent.cuda.triton.vectors import BasisVectors
 from krylov_descent.runtime.precision import SETTINGS, forward_precision
 from krylov_descent.runtime.private import DispatchMode, schema_of, transforms_are_active
 
 aten = torch.ops.aten
 PLAIN = {Tensor, torch.nn.Parameter}
 # Replaced operations that need all of their arguments materialised.
-READING = {aten.mm.out, aten.addmv.default, aten.addmv_.default}
+READING = {aten.mm.out}
 
 
 class TensorCoreProducts(DispatchMode):
@@ -42,9 +41,8 @@ class TensorCoreProducts(DispatchMode):
             functions have no kernels here.
 
     Attributes:
-        sparing: as given.
+        device, sparing: as given.
         matrices: products of matrices.
-        basis_vectors: operations on a few long vectors.
         entropies: cross entropies, and their derivatives.
     """
 
@@ -56,19 +54,15 @@ class TensorCoreProducts(DispatchMode):
         sparing: bool = False,
     ) -> None:
         super().__init__()
-        self._device, self.sparing = device, sparing
+        self.device, self.sparing = device, sparing
         earlier: MatrixCache | None = None if before is None else before._lazy.cache
         self._lazy: LazyProducts = LazyProducts(device, earlier)
-        self.basis_vectors = BasisVectors(self._lazy)
-        self.matrices = Matrices(self._lazy, self.basis_vectors, sparing=sparing)
+        self.matrices = Matrices(self._lazy, sparing=sparing)
         self.entropies = CrossEntropy(self._lazy)
         self._replaced: dict[Any, Callable[..., Any]] = {
             aten.mm.default: self.matrices.mm,
             aten.mm.out: self.matrices.mm_out,
             aten.addmm.default: self.matrices.addmm,
-            aten.mv.default: self.basis_vectors.mv,
-            aten.addmv.default: self.basis_vectors.addmv,
-            aten.addmv_.default: self.basis_vectors.addmv_,
         }
         if not sparing:
             functions = FunctionsOfProducts(self._lazy)
@@ -125,12 +119,24 @@ class TensorCoreProducts(DispatchMode):
         return [
             partial(job, rows_of(x))
             for job, x in jobs
-            if is_rows(x, self._device) and split_fp16.fits(rows_of(x))
+            if is_rows(x, self.device) and split_fp16.fits(rows_of(x))
         ]
 
     def materialise(self, *, used_too: bool = False) -> None:
         """Compute all lazy products on this stream; see `LazyProducts.materialise_all`."""
         self._lazy.materialise_all(used_too=used_too)
+
+    def make_ready(self, *read: Tensor | None, written: Tensor | None = None) -> None:
+        """Prepare for a kernel that this mode does not see.
+
+        Args:
+            read: the tensors that it reads.
+            written: the tensor that it writes to.
+        """
+        if written is not None:
+            self._lazy.materialise_readers_of([written])
+            self._lazy.cache.forget(written)
+        self._lazy.materialise(*read)
 
     def note_made(self, result: Any) -> None:
         """Make other streams wait for this one before they read the tensors of a job's result."""

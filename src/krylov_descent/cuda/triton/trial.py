@@ -77,15 +77,10 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
     rows = zeros(2, BLOCK)
     for x, differentiated in itertools.product((rows, zeros(2, BLOCK - 1)), (False, True)):
         yield partial(_entropy, x, differentiated)
-    few, vector = rows[0, :2], torch.empty_like(rows[0])
-    yield partial(vectors.combine, rows, few)
+    yield partial(vectors.combine, rows, rows[0, :2])
     yield partial(vectors.project, rows, rows[0])
     yield partial(vectors.project, zeros(3, BLOCK), rows[0])
     yield partial(vectors.gram, rows)
-    yield partial(vectors.subtract_rows, vector, None, rows, few, rows[0])
-    number, place = rows[0, 0], vector[:1]
-    yield partial(vectors.scale_of_length, number, 1.0, number, place)
-    yield partial(vectors.scale_of_remainder, rows[0], few, few[1:], 1.0, vector[:2], place)
 
 
 def _split(x: Tensor, bound: Tensor) -> SplitMatrix:

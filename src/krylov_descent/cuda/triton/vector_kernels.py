@@ -45,78 +45,23 @@ def add_up_parts(parts, out, programs, count, side, P: tl.constexpr, R: tl.const
     tl.store(out + r, tl.sum(numbers, 0), r < count)
 
 
-@triton.jit
-def _combination(rows, coefficients, at, inside, count, stride, BLOCK: tl.constexpr):
+@triton.jit(
+    do_not_specialize=["size", "count", "stride", "sign"],
+    do_not_specialize_on_alignment=["rows", "coefficients", "start", "out"],
+)
+def combine(rows, coefficients, start, out, size, count, stride, sign, BLOCK: tl.constexpr):
+    """out [size] = start + sign · Σ_k coefficients[k] rows[k, :]; the sum alone if sign is 0."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
     # From the last row to the first: the rows `project` read last may still be in the L2 cache.
     row = rows + (count - 1).to(tl.int64) * stride + at
     total = tl.zeros((BLOCK,), tl.float32)
     for k in range(count):
         total += tl.load(coefficients + (count - 1 - k)) * tl.load(row, inside, 0.0)
         row -= stride
-    return total
-
-
-@triton.jit(
-    do_not_specialize=["size", "count", "stride", "sign", "weighted"],
-    do_not_specialize_on_alignment=["rows", "coefficients", "start", "weights", "out"],
-)
-def combine(
-    rows,
-    coefficients,
-    start,
-    weights,
-    out,
-    size,
-    count,
-    stride,
-    sign,
-    weighted,
-    BLOCK: tl.constexpr,
-):
-    """out [size] = start + sign · weights ∘ Σ_k coefficients[k] rows[k, :].
-
-    The weights are ones if weighted is 0. If sign is 0, out is the weighted sum without the start.
-    """
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    total = _combination(rows, coefficients, at, inside, count, stride, BLOCK)
-    if weighted != 0:
-        total *= tl.load(weights + at, inside, 0.0)
     if sign != 0:
         total = tl.load(start + at, inside, 0.0) + sign * total
     tl.store(out + at, total, inside)
-
-
-@triton.jit(
-    do_not_specialize=["size", "count", "stride", "divided"],
-    do_not_specialize_on_alignment=["rows", "coefficients", "start", "divisor", "w", "parts"],
-)
-def remainder(
-    rows,
-    coefficients,
-    start,
-    divisor,
-    w,
-    parts,
-    size,
-    count,
-    stride,
-    divided,
-    BLOCK: tl.constexpr,
-):
-    """start [size] = start / divisor - Σ_k coefficients[k] rows[k, :]; parts sum to its dot with w.
-
-    The divisor is 1 if divided is 0. start may be the memory of w, whose old values are used.
-    """
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    left = tl.load(start + at, inside, 0.0)
-    other = tl.load(w + at, inside, 0.0)
-    if divided != 0:
-        left = tl.div_rn(left, tl.load(divisor + at, inside, 1.0))
-    left -= _combination(rows, coefficients, at, inside, count, stride, BLOCK)
-    tl.store(start + at, left, inside)
-    tl.store(parts + tl.program_id(0), tl.sum(left * other, 0))
 
 
 @triton.jit(
@@ -193,54 +138,3 @@ def gram(
     i, j = tl.trans(i)[:, None, :], tl.trans(j)[None, :, :]
     place = tl.program_id(0) * count * count + i * count + j
     tl.store(parts + place, tl.sum(total, 3), (i < count) & (j <= i))
-
-
-@triton.jit
-def _write_scale(squared, before, place, scale, least):
-    # The comparison is false for NaN, so NaN is kept.
-    vanished = squared <= least * before
-    tl.store(place, tl.where(vanished, 0.0, squared))
-    tl.store(scale, tl.where(vanished, 0.0, 1 / tl.sqrt_rn(squared)))
-
-
-@triton.jit(
-    do_not_specialize=["least"],
-    do_not_specialize_on_alignment=["squared", "before", "place", "scale"],
-)
-def scale_of_length(squared, before, place, scale, least):
-    """scale = 1 / √squared and place = squared; both are 0 if squared ≤ least · before."""
-    _write_scale(tl.load(squared), tl.load(before), place, scale, least)
-
-
-@triton.jit(
-    do_not_specialize=["programs", "count", "near", "least"],
-    do_not_specialize_on_alignment=["parts", "taken", "along", "projected", "place", "scale"],
-)
-def scale_of_remainder(
-    parts,
-    taken,
-    along,
-    projected,
-    place,
-    scale,
-    programs,
-    count,
-    near,
-    least,
-    BLOCK: tl.constexpr,
-    R: tl.constexpr,
-):
-    """projected [count] = taken, with along [near] added to its last entries; scale and place.
-
-    scale and place are those of `scale_of_length` for squared = Σ parts [programs] and
-    before = squared + Σ projected².
-    """
-    at, r = tl.arange(0, BLOCK), tl.arange(0, R)
-    squared = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, programs, BLOCK):
-        squared += tl.load(parts + start + at, start + at < programs, 0.0)
-    whole, before = tl.sum(squared, 0), count - near
-    last = (r >= before) & (r < count)
-    numbers = tl.load(taken + r, r < count, 0.0) + tl.load(along + r - before, last, 0.0)
-    tl.store(projected + r, numbers, r < count)
-    _write_scale(whole, whole + tl.sum(numbers * numbers, 0), place, scale, least)

@@ -1,20 +1,16 @@
 """Sums over the rows of matrices, and products with a few long vectors, the rows of a basis.
 
-`BasisVectors` replaces torch's mv, addmv and mm for tensors that the kernels support. Rows are
-[count, n] and may have gaps between them. Partial sums are added in a fixed order.
+Rows are [count, n] and may have gaps between them. Partial sums are added in a fixed order.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from krylov_descent.cuda.triton import vector_kernels as kernels
 from krylov_descent.cuda.triton.launching import SHORT, launch, multiprocessors, or_else
-from krylov_descent.cuda.triton.lazy_products import LazyProducts
 from krylov_descent.cuda.triton.split_fp16 import LARGEST, is_plain
+from krylov_descent.runtime.ops import Operations
 
-aten = torch.ops.aten
 # The least length of the rows of a basis, and the largest number of rows.
 LEAST_COLUMNS, MOST_ROWS = 1 << 16, 256
 # Tile (rows, columns) of a product with a vector, for up to two rows and for more.
@@ -23,8 +19,6 @@ WIDE, DEEP = (2, 1024), (8, 256)
 PROJECTING, MULTIPLYING = 6, 2
 # `gram`: rows of a block, pairs of blocks per program, columns per load, and loads per iteration.
 BLOCK, PAIRS, COLUMNS, TIMES = 8, 8, 32, 2
-# Partial sums that `scale_of_remainder` adds per iteration.
-TOGETHER = 2048
 # `gram` has 32-bit offsets, so its rows must span less memory than this many entries.
 MOST_NUMBERS = 1 << 31
 # Tile (rows, columns) of `sum_columns`.
@@ -35,120 +29,54 @@ PARTS, FEWER_PARTS = 1024, 64
 SUMS, MORE_SUMS = 8, 64
 
 
-class BasisVectors:
-    """Operations on the rows of a basis, by kernels or by torch.
+class LongRows(Operations):
+    """Operations on a few long vectors, the rows of a basis, by kernels where these support them.
 
     Args:
-        lazy: the lazy products of the recording.
+        device: the GPU.
     """
 
-    def __init__(self, lazy: LazyProducts) -> None:
-        self._device, self._cache, self._lazy = lazy.device, lazy.cache, lazy
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
-    def is_gram(self, a: Tensor, b: Tensor) -> bool:
-        """Whether b is aᵀ and a has a few long rows, so that ab is a Gram matrix."""
-        if not (self._are_long_rows(a) and is_plain(b, self._device)):
-            return False
-        turned = b.shape == a.shape[::-1] and b.stride() == a.stride()[::-1]
-        return turned and b.data_ptr() == a.data_ptr()
+    def project(self, rows: Tensor, vector: Tensor) -> Tensor:
+        """By kernels that add partial sums in a fixed order."""
+        if not self._are_long(rows, vector):
+            return super().project(rows, vector)
+        return project(rows, vector)
 
-    def gram(self, rows: Tensor) -> Tensor | None:
-        """The Gram matrix [count, count] of rows; None if they span too much memory."""
-        self._lazy.materialise(rows)
+    def combine(self, rows: Tensor, coefficients: Tensor, start: Tensor | None = None) -> Tensor:
+        """By one kernel."""
+        others = [] if start is None else [start]
+        if not self._may_combine(rows, coefficients, *others):
+            return super().combine(rows, coefficients, start)
+        return combine(rows, coefficients, start)
+
+    def subtract(self, vector: Tensor, rows: Tensor, coefficients: Tensor) -> Tensor:
+        """By one kernel."""
+        if not self._may_combine(rows, coefficients, vector):
+            return super().subtract(vector, rows, coefficients)
+        return combine(rows, coefficients, vector, -1, vector)
+
+    def gram(self, rows: Tensor) -> Tensor:
+        """By one pass over the rows."""
+        if not self._are_long(rows) or len(rows) * rows.stride(0) >= MOST_NUMBERS:
+            return super().gram(rows)
         return gram(rows)
 
-    def mv(self, a: Tensor, x: Tensor) -> Any:
-        """a [m, n] times x [n]: a projection on rows, or a linear combination of rows."""
-        self._lazy.materialise(a, x)
-        if self._is_vector(x, a.shape[1:]) and self._are_long_rows(a):
-            return project(a, x)
-        if self._is_combination(a, x):
-            return combine(a.t(), x)
-        return aten.mv.default(a, x)
-
-    def addmv(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
-        """y [m] plus a [m, n] times x [n]; all arguments are materialised."""
-        if not factors and self._may_join(y, a, x):
-            return combine(a.t(), x, y)
-        return aten.addmv.default(y, a, x, **factors)
-
-    def addmv_(self, y: Tensor, a: Tensor, x: Tensor, **factors: Any) -> Any:
-        """Add a [m, n] times x [n] to y [m] in place, or subtract it if alpha is -1."""
-        sign = factors.get("alpha", 1)
-        if set(factors) <= {"alpha"} and sign in (1, -1) and self._may_join(y, a, x):
-            return combine(a.t(), x, y, int(sign), y)
-        return aten.addmv_.default(y, a, x, **factors)
-
-    def scale_of_length(
-        self, squared: Tensor, least: float, before: Tensor, place: Tensor
-    ) -> Tensor | None:
-        """See `Operations`; None if unsupported."""
-        if not all(is_plain(x, self._device) for x in (squared, before, place)):
-            return None
-        self._lazy.materialise(squared, before)
-        return scale_of_length(squared, least, before, place)
-
-    def subtract_combination(
-        self, w: Tensor, rows: Tensor, coefficients: Tensor, weights: Tensor
-    ) -> bool:
-        """See `Operations`; False if unsupported."""
-        if not (self._may_join(w, rows.t(), coefficients) and self._is_vector(weights, w.shape)):
-            return False
-        self._lazy.materialise_readers_of([w])
-        self._lazy.materialise(w, rows, coefficients, weights)
-        combine(rows, coefficients, w, -1, w, weights)
-        self._cache.forget(w)
-        return True
-
-    def subtract_rows(
-        self, start: Tensor, divisor: Tensor | None, rows: Tensor, taken: Tensor, w: Tensor
-    ) -> Tensor | None:
-        """See `Operations`; None if unsupported."""
-        others = [w] if divisor is None else [w, divisor]
-        fits = all(self._is_vector(x, start.shape) for x in others)
-        if not (self._may_join(start, rows.t(), taken) and fits):
-            return None
-        self._lazy.materialise_readers_of([start])
-        self._lazy.materialise(start, rows, taken, *others)
-        parts = subtract_rows(start, divisor, rows, taken, w)
-        self._cache.forget(start)
-        return parts
-
-    def scale_of_remainder(
-        self,
-        parts: Tensor,
-        taken: Tensor,
-        along: Tensor,
-        least: float,
-        projected: Tensor,
-        place: Tensor,
-    ) -> Tensor:
-        """See `Operations`."""
-        self._lazy.materialise_readers_of([projected, place])
-        self._lazy.materialise(parts, taken, along)
-        scale = scale_of_remainder(parts, taken, along, least, projected, place)
-        self._cache.forget(projected)
-        self._cache.forget(place)
-        return scale
-
-    def _are_long_rows(self, rows: Tensor) -> bool:
-        """Whether a matrix consists of a few long rows, like a basis."""
+    def _are_long(self, rows: Tensor, *vectors: Tensor) -> bool:
+        """Whether the kernels support rows [k, n] with vectors [n]."""
         if not is_plain(rows, self._device) or rows.dim() != 2 or rows.stride(1) != 1:
             return False
         count, size = rows.shape
-        return count <= MOST_ROWS and LEAST_COLUMNS <= size <= LARGEST
+        fits = count <= MOST_ROWS and LEAST_COLUMNS <= size <= LARGEST
+        return fits and all(self._is_vector(x, size) for x in vectors)
 
-    def _is_vector(self, x: Tensor, shape: torch.Size) -> bool:
-        return is_plain(x, self._device) and x.shape == shape and x.is_contiguous()
+    def _may_combine(self, rows: Tensor, coefficients: Tensor, *vectors: Tensor) -> bool:
+        return self._are_long(rows, *vectors) and self._is_vector(coefficients, len(rows))
 
-    def _is_combination(self, a: Tensor, x: Tensor) -> bool:
-        """Whether a [n, count] times x is a linear combination of a few long rows."""
-        fits = self._is_vector(x, a.shape[1:])
-        return fits and a.dim() == 2 and self._are_long_rows(a.t())
-
-    def _may_join(self, y: Tensor, a: Tensor, x: Tensor) -> bool:
-        """Whether y + ax is supported: y is a vector, and ax a combination of long rows."""
-        return self._is_vector(y, a.shape[:1]) and self._is_combination(a, x)
+    def _is_vector(self, x: Tensor, size: int) -> bool:
+        return is_plain(x, self._device) and x.shape == (size,) and x.is_contiguous()
 
 
 def combine(
@@ -157,9 +85,8 @@ def combine(
     start: Tensor | None = None,
     sign: int = 1,
     out: Tensor | None = None,
-    weights: Tensor | None = None,
 ) -> Tensor:
-    """start + sign · weights ∘ Σ_k coefficients[k] rows[k, :], a vector [n].
+    """start + sign · Σ_k coefficients[k] rows[k, :], a vector [n].
 
     Args:
         rows: [count, n].
@@ -167,46 +94,13 @@ def combine(
         start: [n]; without it the sign is ignored.
         sign: 1 or -1.
         out: vector for the result, which may be the start; a new one by default.
-        weights: [n]; ones by default.
     """
     count, size = rows.shape
     out = rows.new_empty(size) if out is None else out
-    vectors = or_else(start, out), or_else(weights, out), out
-    flags = 0 if start is None else sign, int(weights is not None)
-    args = rows, coefficients, *vectors, size, count, rows.stride(0), *flags
+    signed = 0 if start is None else sign
+    args = rows, coefficients, or_else(start, out), out, size, count, rows.stride(0), signed
     launch(kernels.combine, (-(-size // SHORT), 1), args, (SHORT,))
     return out
-
-
-def subtract_rows(
-    start: Tensor, divisor: Tensor | None, rows: Tensor, coefficients: Tensor, w: Tensor
-) -> Tensor:
-    """See `Operations.subtract_rows`."""
-    count, size = rows.shape
-    programs = -(-size // SHORT)
-    parts, divided = rows.new_empty(programs), int(divisor is not None)
-    vectors = start, or_else(divisor, start), w
-    args = rows, coefficients, *vectors, parts, size, count, rows.stride(0), divided
-    launch(kernels.remainder, (programs, 1), args, (SHORT,))
-    return parts
-
-
-def scale_of_length(squared: Tensor, least: float, before: Tensor, place: Tensor) -> Tensor:
-    """See `Operations.scale_of_length`."""
-    scale = torch.empty_like(squared)
-    launch(kernels.scale_of_length, (1, 1), (squared, before, place, scale, least), ())
-    return scale
-
-
-def scale_of_remainder(
-    parts: Tensor, taken: Tensor, along: Tensor, least: float, projected: Tensor, place: Tensor
-) -> Tensor:
-    """See `Operations.scale_of_remainder`."""
-    scale = torch.empty_like(place)
-    sizes = parts.numel(), taken.numel(), along.numel()
-    args = parts, taken, along, projected, place, scale, *sizes, least
-    launch(kernels.scale_of_remainder, (1, 1), args, (TOGETHER, MOST_ROWS), num_warps=8)
-    return scale
 
 
 def project(rows: Tensor, vector: Tensor) -> Tensor:
@@ -221,14 +115,9 @@ def project(rows: Tensor, vector: Tensor) -> Tensor:
     return out
 
 
-def gram(rows: Tensor) -> Tensor | None:
-    """The inner products [count, count] between rows [count, n], in the precision of float32.
-
-    None if the rows span too much memory.
-    """
+def gram(rows: Tensor) -> Tensor:
+    """The inner products [count, count] between rows [count, n], in the precision of float32."""
     count, size = rows.shape
-    if count * rows.stride(0) >= MOST_NUMBERS:
-        return None
     blocks = -(-count // BLOCK)
     groups = -(-blocks * (blocks + 1) // 2 // PAIRS)
     programs, span = _spans(rows, TIMES * COLUMNS, MULTIPLYING, groups)

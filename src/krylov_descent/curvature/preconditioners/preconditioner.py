@@ -50,11 +50,6 @@ class InPlace(Preconditioner, Protocol):
 
 
 @runtime_checkable
-class EntrywiseInPlace(InPlace, Entrywise, Protocol):
-    """An in-place preconditioner that acts on each entry of a vector separately."""
-
-
-@runtime_checkable
 class FromCurvatureSet(Preconditioner, Protocol):
     """A preconditioner that needs the samples of B, which are drawn in the walk over A."""
 
