@@ -13,6 +13,9 @@ again on the same memory. So code that records and replays can be tested without
 - What would make the host wait for a GPU, or a shape depend on numbers, raises `RuntimeError`.
 - A replay while another tape records becomes a part of that recording, as a child graph does.
 
+- Only the memory that was allocated while recording is kept alive. A replay that reads other memory
+  after it was freed raises `RuntimeError`, where a GPU would read whatever is there.
+
 Unlike a CUDA graph a tape keeps the memory of all intermediate results. And the host's memory is
 the device's: nothing tells a copy to the host that is waited for from one that is not.
 """
@@ -26,7 +29,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from krylov_descent.runtime.private import storage_at
 
 Result = TypeVar("Result")
 
@@ -106,8 +112,9 @@ class _Operation:
 
     def run(self) -> None:
         """Make it again."""
+        args, kwargs = _there(self.args), _there(self.kwargs)
         with torch.set_grad_enabled(self.grad_mode):  # no graph is built: no argument requires one
-            found = self.function(*self.args, **self.kwargs)
+            found = self.function(*args, **kwargs)
         for target, source in zip(self.made, _tensors(found), strict=True):
             if target is None:
                 continue
@@ -145,7 +152,7 @@ class _Recorder(TorchDispatchMode):
         given = list(_tensors((args, kwargs)))
         self._note(given, kwargs.get("generator"))
         # Aliases without version counter and graph, taken before an operation that replaces memory.
-        operation_args, operation_kwargs = _aliases(args), _aliases(kwargs)
+        operation_args, operation_kwargs = self._aliases(args), self._aliases(kwargs)
         found = func(*args, **kwargs)
         if func is aten.lift_fresh.default:  # a constant from Python, which may be written to later
             operation_args, given = tuple(tensor.clone() for tensor in given), []
@@ -161,6 +168,16 @@ class _Recorder(TorchDispatchMode):
                 _Operation(func, operation_args, operation_kwargs, made, grad_mode)
             )
         return found
+
+    def _aliases(self, nest: Any) -> Any:
+        """Arguments of an operation, with tensors on the same memory in place of its tensors."""
+
+        def alias(tensor: Tensor) -> Any:
+            strided = tensor.layout is torch.strided and _place(tensor) and not tensor.is_conj()
+            outside = strided and _place(tensor) not in self._made
+            return _Outside.of(tensor) if outside else tensor.data
+
+        return _mapped(nest, Tensor, alias)
 
     def refusals(self) -> dict[str, Any]:
         """For each method of tensors that reads numbers past all dispatch: one that refuses to."""
@@ -234,12 +251,41 @@ def _tensors(nest: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-def _aliases(nest: Any) -> Any:
-    """Arguments of an operation, with tensors on the same memory in place of its tensors."""
-    if isinstance(nest, Tensor):
-        return nest.data
+@dataclass(frozen=True, slots=True)
+class _Outside:
+    """A tensor that was there before the recording, and may be freed."""
+
+    storage: StorageWeakRef
+    dtype: torch.dtype
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "_Outside":
+        storage = StorageWeakRef(tensor.untyped_storage())
+        offset = int(tensor.storage_offset())
+        return cls(storage, tensor.dtype, offset, tensor.shape, tensor.stride())
+
+    def tensor(self) -> Tensor:
+        if self.storage.expired():
+            raise RuntimeError("a replay reads memory that was freed after the recording")
+        empty = torch.empty(0, dtype=self.dtype)
+        return empty.set_(storage_at(self.storage), self.offset, self.shape, self.stride)
+
+
+def _mapped(nest: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """Arguments of an operation, with a function of each object of a class in its place."""
+    if isinstance(nest, kind):
+        return function(nest)
     if isinstance(nest, dict):
-        return {name: _aliases(part) for name, part in nest.items()}
-    if isinstance(nest, list):
-        return [_aliases(part) for part in nest]
-    return tuple(map(_aliases, nest)) if isinstance(nest, tuple) else nest
+        return {name: _mapped(part, kind, function) for name, part in nest.items()}
+    if isinstance(nest, list | tuple):
+        parts = [_mapped(part, kind, function) for part in nest]
+        return parts if isinstance(nest, list) else tuple(parts)
+    return nest
+
+
+def _there(nest: Any) -> Any:
+    """Arguments of an operation, with tensors in place of what stands for them."""
+    return _mapped(nest, _Outside, _Outside.tensor)

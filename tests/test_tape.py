@@ -621,3 +621,14 @@ def test_what_failed_left_nothing_behind() -> None:
 def test_no_recording_within_a_recording() -> None:
     with pytest.raises(RuntimeError, match="cannot be recorded while"):
         Tape.record(lambda: Tape.record(lambda: torch.zeros(1)))
+
+
+def test_memory_that_was_freed_is_not_read() -> None:
+    """A GPU would read whatever is there by then."""
+    x, freed = torch.ones(3), [torch.ones(3)]
+    tape = Tape.record(lambda: x + (freed[0] + 1))
+    tape.replay()
+    torch.testing.assert_close(tape.result, torch.full((3,), 3.0))
+    freed.clear()
+    with pytest.raises(RuntimeError, match="was freed after the recording"):
+        tape.replay()
