@@ -1,5 +1,6 @@
 """KSD goes down, whatever the model, curvature, preconditioner and shapes."""
 
+import math
 from typing import Any
 
 import pytest
@@ -266,3 +267,22 @@ def test_directions_of_little_curvature_are_known_to_the_first_step() -> None:
         assert result.loss_after < 1e-12 * result.loss
         evaluations[curvature] = result.evaluations
     assert evaluations["gauss-newton"] <= 3 < evaluations["hessian"]
+
+
+def badly_conditioned(condition: float) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """Least squares in 30 unknowns with this condition number of JᵀJ, and its samples."""
+    torch.manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(m, 30, dtype=torch.float64))[0] for m in (60, 30))
+    sizes = torch.logspace(0, -0.5 * math.log10(condition), 30, dtype=torch.float64)
+    inputs = left * sizes @ right.t()
+    targets = inputs @ torch.randn(30, 1, dtype=torch.float64)
+    return nn.Linear(30, 1, bias=False, dtype=torch.float64), (inputs, targets)
+
+
+@pytest.mark.parametrize("condition", [1e4, 1e8, 1e12])
+def test_least_squares_of_any_condition_take_one_step(condition: float) -> None:
+    """Eigenvalues of H̄ that float64 can tell from rounding are not floored."""
+    model, data = badly_conditioned(condition)
+    result = KSD(model, nn.MSELoss(), dimension=30).step(data)
+    assert result.loss_after < 1e-14 * result.loss
+    assert result.products + result.evaluations <= 70

@@ -23,11 +23,12 @@ from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.runtime.engine import Launched
 
 # The paper floors the eigenvalues of H̄ at ε times the largest one, like those of D. Late in
-# training, directions that still matter have less curvature than that floor, and the search needs
-# 15 evaluations instead of 6. So semidefinite curvatures have a hundredth of the floor. The Hessian
+# training, directions that still matter have less curvature than that. So semidefinite curvatures
+# have a hundredth of that floor, or less where the arithmetic can tell smaller eigenvalues from
+# rounding: an eigenvalue of r rows has an error of up to about r units of rounding. The Hessian
 # keeps the whole floor: where its eigenvalues are negative, the floor alone determines the step
 # length.
-SEMIDEFINITE_FLOOR = 0.01
+SEMIDEFINITE_FLOOR, ROUNDINGS = 0.01, 100.0
 OUT_OF_RANGE = (
     "the gradient's length in the preconditioner, gᵀD⁻¹g, is infinite or zero in its precision: "
     "scale the loss, or a preconditioner of your own"
@@ -155,8 +156,10 @@ class Iteration:
 
     def coordinates(self, subspace: Subspace) -> Coordinates:
         """The coordinates in which H̄ with floored eigenvalues is the identity."""
-        semidefinite = self._optimizer.curvature.kind != "hessian"
-        floor = self._optimizer.epsilon * (SEMIDEFINITE_FLOOR if semidefinite else 1.0)
+        floor = self._optimizer.epsilon
+        if self._optimizer.curvature.kind != "hessian":
+            rounding = subspace.rank * torch.finfo(subspace.gram.dtype).eps
+            floor = min(SEMIDEFINITE_FLOOR * floor, ROUNDINGS * rounding)
         return Coordinates(subspace.curvature, subspace.gram, floor)
 
     def minimize(self, f: SearchObjective, coordinates: Coordinates) -> BFGSResult | None:
