@@ -29,11 +29,7 @@ from tests.problems import Problem, make
 # cuBLAS is deterministic only with this, which it reads when it is first used.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-pytestmark = [
-    pytest.mark.gpu,
-    # Recurrent nets do not go through vmap, and say so.
-    pytest.mark.filterwarnings("ignore:the squared per-sample gradients:UserWarning"),
-]
+pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 NETWORKS = ["mlp", "conv", "gru", "lstm", "attention", "transformer"]

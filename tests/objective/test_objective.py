@@ -81,7 +81,6 @@ def test_a_physics_informed_net_by_its_forward() -> None:
 # Micro-batches and forms of data ------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:the squared per-sample gradients")  # an RNN has no vmap
 @pytest.mark.parametrize(
     ("model", "loss"),
     [

@@ -37,10 +37,6 @@ NETWORKS = [
 ]
 
 
-# A recurrent net and a forward that differentiates do not go through vmap, and say so.
-SLOW_SQUARES = "ignore:the squared per-sample gradients:UserWarning"
-
-
 def check_progress(problem: Problem, **choices: Any) -> None:
     """Four steps with weight decay, which keeps the minimum finite; values by dense references."""
 
@@ -59,13 +55,11 @@ def check_progress(problem: Problem, **choices: Any) -> None:
         assert result.loss_after < result.loss_before
 
 
-@pytest.mark.filterwarnings(SLOW_SQUARES)
 @pytest.mark.parametrize(("model", "loss"), NETWORKS)
 def test_the_loss_goes_down_at_every_step(model: str, loss: str) -> None:
     check_progress(make(model, loss))
 
 
-@pytest.mark.filterwarnings(SLOW_SQUARES)
 def test_the_loss_of_a_physics_informed_net_goes_down() -> None:
     check_progress(physics_informed())
 

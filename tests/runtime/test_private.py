@@ -46,6 +46,7 @@ from krylov_descent.runtime.private import (
     storage_number,
     transforms_are_active,
     views_like,
+    vmap_without_loops,
     will_be_computed,
     writes_of,
 )
@@ -72,6 +73,8 @@ def test_those_with_a_public_way_are_there() -> None:
         assert hasattr(torch, name)
     for name in ("_are_functorch_transforms_active", "_will_engine_execute_node"):
         assert hasattr(torch._C, name)
+    for name in ("_is_vmap_fallback_enabled", "_set_vmap_fallback_enabled"):
+        assert hasattr(torch._C._functorch, name)
     assert hasattr(torch._utils, "_unflatten_dense_tensors")
 
 
@@ -144,6 +147,19 @@ def test_the_schema_tells_what_is_written() -> None:
     assert schema.is_mutable
     assert [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write] == ["self"]
     assert not schema_of(aten.add.Tensor).is_mutable
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_raises_in_place_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, 4, 2)
+    distances = torch.vmap(nn.functional.pdist)
+    with pytest.raises(RuntimeError, match="fallback"), vmap_without_loops():
+        distances(x)
+    expected = torch.stack([nn.functional.pdist(rows) for rows in x])
+    torch.testing.assert_close(distances(x), expected)
+    monkeypatch.delattr(torch._C._functorch, "_set_vmap_fallback_enabled")
+    with vmap_without_loops():
+        torch.testing.assert_close(distances(x), expected)
 
 
 def test_transforms_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,12 @@ class Batch:
         piece = self.map(lambda tensor: tensor[start:stop])
         return Batch(piece.inputs, piece.targets, stop - start)
 
+    def every(self, count: int, first: int) -> "Batch":
+        """A copy of every count-th sample, from the sample `first` on."""
+        # Copied, because a forward pass may take a view that joins samples and time steps.
+        piece = self.map(lambda tensor: tensor[first::count].contiguous())
+        return Batch(piece.inputs, piece.targets, len(range(first, self.size, count)))
+
     def spread(self, count: int) -> "Batch":
         """A copy of `count` samples at equal distances: the first ones may be padding or alike."""
         count = min(self.size, count)

@@ -9,7 +9,7 @@ back to a public way where there is one. Otherwise an AttributeError names the m
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -47,6 +47,7 @@ __all__ = [
     "storage_number",
     "transforms_are_active",
     "views_like",
+    "vmap_without_loops",
     "will_be_computed",
     "writes_of",
 ]
@@ -106,6 +107,26 @@ def transforms_are_active() -> bool:
     """
     active = getattr(torch._C, "_are_functorch_transforms_active", None)
     return True if active is None else bool(active())
+
+
+@contextmanager
+def vmap_without_loops() -> Iterator[None]:
+    """Context manager: vmap raises a RuntimeError at an operation for which it has no rule.
+
+    Why: vmap loops over samples there. The only public sign of it is the text of a warning. The
+    switch belongs to the whole process, as warning filters do.
+    Versions: torch 2.11 to 2.13. Without: vmap loops.
+    """
+    functions: Any = torch._C._functorch
+    if not hasattr(functions, "_set_vmap_fallback_enabled"):
+        yield
+        return
+    before = functions._is_vmap_fallback_enabled()
+    functions._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functions._set_vmap_fallback_enabled(before)
 
 
 # Autograd.

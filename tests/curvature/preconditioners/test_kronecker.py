@@ -12,13 +12,13 @@ from krylov_descent import (
     Objective,
 )
 from krylov_descent.curvature.preconditioners import layer_moments
-from krylov_descent.curvature.preconditioners.output_root import signs_like
 from krylov_descent.curvature.preconditioners.preconditioner import InPlace
 from krylov_descent.objective.batches import Batch
 from krylov_descent.optimizers.ksd.preconditioner_schedule import (
     KRONECKER_DAMPING,
     make_preconditioner,
 )
+from krylov_descent.runtime.random_signs import signs_like
 from tests import dense
 from tests.problems import make
 

@@ -9,9 +9,9 @@ from krylov_descent.curvature.preconditioners.output_root import (
     Form,
     form_of,
     root_times_signs,
-    signs_like,
 )
 from krylov_descent.objective.losses import Loss, SampleLoss
+from krylov_descent.runtime.random_signs import signs_like
 
 
 def logistic(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.objective.losses import OutputHessian
+from krylov_descent.runtime.random_signs import signs_like
 
 Form = Literal["diagonal"] | int
 """The form of H_E: diagonal, or the dimension of the classes of a softmax over a single output."""
@@ -76,22 +77,6 @@ def root_times_signs(hessian: OutputHessian, outputs: list[Tensor], form: Form) 
     p, weight = _softmax(hessian, z, form)
     root = p.sqrt()
     return [weight.sqrt() * (root * s - p * (root * s).sum(form, True))]
-
-
-def signs_like(tensors: list[Tensor]) -> list[Tensor]:
-    """±1 in the shape of each tensor, the same on every machine and at every step.
-
-    A sign is a hash of its position, as in counter-based random generators (with SplitMix64's
-    multipliers), so no generator needs a state. Positions continue from tensor to tensor.
-    """
-    signs, first = [], 1
-    for z in tensors:
-        x = torch.arange(first, first + z.numel(), device=z.device) * -7046029254386353131
-        for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
-            x = (x ^ (x >> shift)) * factor
-        signs.append(((x ^ (x >> 31)) & 1).mul_(2).sub_(1).to(z.dtype).reshape(z.shape))
-        first += z.numel()
-    return signs
 
 
 def _softmax(hessian: OutputHessian, z: Tensor, dimension: int) -> tuple[Tensor, Tensor]:

@@ -61,9 +61,9 @@ class FisherDiagonal(Diagonal):
     """D = diagonal of the Fisher matrix on A, plus λ, divided by its maximum, and at least ε.
 
     The diagonal is the mean of the squared per-sample gradients (not the square of the mean
-    gradient). A gradient that is zero everywhere gives D = 1. With entries between ε and 1, the
-    length of a vector in D is similar to its own length, so small gradients make no products
-    overflow in half precision.
+    gradient), or an unbiased estimate of it where vmap fails (see `squared_gradients`). A gradient
+    that is zero everywhere gives D = 1. With entries between ε and 1, the length of a vector in D
+    is similar to its own length, so small gradients make no products overflow in half precision.
 
     Args:
         epsilon: the floor relative to the largest entry; the paper's ε.

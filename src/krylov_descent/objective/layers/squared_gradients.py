@@ -1,7 +1,8 @@
 """Sums of squared per-sample gradients, for the Fisher diagonal (paper, Section 4).
 
 The result is Σᵢ (∂nᵢ/∂θ)², with the square inside the sum; it is not the square of the gradient.
-There are three routes, and a parameter takes the first one that is valid for it:
+There are three routes, and a parameter takes the first one that is valid for it. Routes 1 and 2
+are exact, route 3 is an unbiased estimate:
 
 1. Linear layers, from inputs x and cotangents δ of the outputs. With one row per sample
    ∂nᵢ/∂W = δᵢxᵢᵀ, so the squares factor: Σᵢ (δᵢxᵢᵀ)² = (δ²)ᵀ(x²), one more matrix product.
@@ -10,15 +11,20 @@ There are three routes, and a parameter takes the first one that is valid for it
    pass the check of `layer_trust` in every graph. On a first batch, δᵀx must agree with autograd's
    gradient, and row i of δ must depend on loss i only. The latter fails if dimension 0 is time.
 2. vmap over samples, in chunks that fit the memory for activations.
-3. A loop over samples if vmap fails, with a warning about its cost.
+3. Random signs, if vmap fails or would loop over samples inside an operation (`nn.LSTM`, a forward
+   pass that differentiates). The samples are dealt out to `GROUPS` groups G, and each sample gets a
+   sign sᵢ = ±1: Σᵢ gᵢ² ≈ Σ_G (Σ_{i∈G} sᵢgᵢ)². The mean over signs is exact, because sᵢsⱼ has mean
+   0. An entry of many samples has a relative standard deviation of about √(2/GROUPS) = 0.5, the
+   noise of GROUPS draws of signs for all samples. Those would take as many backward passes over
+   all samples; the groups together are one forward and one backward pass over the samples.
+   Batches of at most GROUPS samples are exact.
 
 The N×n per-sample gradients are never held all at once.
 """
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -29,27 +35,22 @@ from krylov_descent.objective.layers.layer_trust import agrees, trust_tolerance,
 from krylov_descent.objective.layers.linear_layers import LinearLayer, recorded_linear_layers
 from krylov_descent.objective.loss_scale import length
 from krylov_descent.objective.network import Network, require_graph
-from krylov_descent.runtime.messages import first_line, is_out_of_memory
+from krylov_descent.runtime.messages import is_out_of_memory
 from krylov_descent.runtime.ops import operations
 from krylov_descent.runtime.precision import epsilon_of
+from krylov_descent.runtime.private import vmap_without_loops
+from krylov_descent.runtime.random_signs import signs_like
 from krylov_descent.runtime.threads import Shared
 
 # Whether a layer takes route 1 is decided on this many samples.
 TRUST_SAMPLES = 32
 # A chunk of per-sample gradients may take 1/CHUNK_PART of the memory for activations.
 CHUNK_PART = 8
+# Route 3 adds up the gradients of this many groups of samples.
+GROUPS = 8
 
-
-@contextmanager
-def _no_warning_of_loops() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*performance drop.*")
-        yield
-
-
-# vmap loops over samples inside an operation for which it has no rule: slower, but correct. The
-# context is shared by threads, because warning filters belong to the whole process.
-no_warning_of_loops = Shared(_no_warning_of_loops)
+# The switch belongs to the whole process, so threads share the context.
+no_vmap_loops = Shared(vmap_without_loops)
 
 
 class SquaredGradients:
@@ -59,7 +60,7 @@ class SquaredGradients:
         settled: whether the last batch left no layer for which the use of route 1 is undecided.
 
     Cost of `of_batch`: one gradient, plus one third of it for layers of route 1, plus one to
-    three gradients for route 2, plus a forward and backward pass per sample for route 3.
+    three gradients for route 2, plus one gradient, in GROUPS passes, for route 3.
     """
 
     def __init__(self, network: Network) -> None:
@@ -69,7 +70,7 @@ class SquaredGradients:
     def forget(self) -> None:
         """Discard all decisions about routes, because the model has changed."""
         self._trusted: dict[str, bool] = {}  # by the names of the layers
-        self._vmap_works = True
+        self._vmap_works: bool | None = None  # None: not tried
         self.settled = False
 
     def on(self, network: Network) -> "SquaredGradients":
@@ -129,7 +130,7 @@ class SquaredGradients:
         if rest:
             # If the host cannot read results now, an earlier call has made the check.
             sums = [gradients[i] for i in rest] if operations().may_read else None
-            of_rest = self._squares_by_vmap(batch, rest, memory, sums)
+            of_rest = self._squares_of_rest(batch, rest, memory, sums)
             for i, square in zip(rest, of_rest, strict=True):
                 squares[i] = square
         known = (
@@ -188,14 +189,14 @@ class SquaredGradients:
             if None not in verdicts:  # otherwise a later batch decides
                 self._trusted[names[id(layer.module)]] = own and all(verdicts)
 
-    def _squares_by_vmap(
+    def _squares_of_rest(
         self,
         batch: Batch,
         rest: list[int],
         memory: int,
         sums: Sequence[Tensor | None] | None,
     ) -> list[Tensor]:
-        """Σ squared gradients of some parameters, by vmap (route 2) or a loop (route 3).
+        """Σ squared gradients of some parameters, by vmap (route 2) or random signs (route 3).
 
         Args:
             batch: m samples.
@@ -204,21 +205,19 @@ class SquaredGradients:
             sums: autograd's Σ gradients, which the per-sample gradients must add up to; None for
                 no check.
         """
-        if self._vmap_works:
+        if self._vmap_works is not False:
             try:
-                return self._vmapped(batch, rest, memory, sums)
+                # Only the first call refuses loops: vmap in other threads has to do without, too.
+                with nullcontext() if self._vmap_works else no_vmap_loops:
+                    squares = self._vmapped(batch, rest, memory, sums)
+                self._vmap_works = True
+                return squares
             except RuntimeError as problem:
                 # If the engine does not let the host read results, the engine may be the cause.
                 if is_out_of_memory(problem) or not operations().may_read:
                     raise
                 self._vmap_works = False
-                warnings.warn(
-                    "the squared per-sample gradients of this model cannot be vectorised "
-                    f"({first_line(problem)}); they are computed sample by sample, one backward "
-                    'pass each: preconditioner="identity" avoids that cost',
-                    stacklevel=2,
-                )
-        return self._one_by_one(batch, rest)
+        return self._by_signs(batch, rest)
 
     def _vmapped(
         self,
@@ -246,7 +245,7 @@ class SquaredGradients:
         totals = [torch.zeros_like(tensor) for tensor in tensors]
         chunk = max(1, memory // CHUNK_PART // max(1, sum(tensor.nbytes for tensor in tensors)))
         # no_grad builds no graph for the parameters outside `rest`; torch.func.grad is unaffected.
-        with torch.no_grad(), no_warning_of_loops:
+        with torch.no_grad():
             for start in range(0, batch.size, chunk):
                 rows = gradient(tensors, *(column[start : start + chunk] for column in columns))
                 for total, square, row in zip(totals, squares, rows, strict=True):
@@ -263,12 +262,17 @@ class SquaredGradients:
                 raise RuntimeError(f"those of {name!r} do not add up to its gradient")
         return squares
 
-    def _one_by_one(self, batch: Batch, rest: list[int]) -> list[Tensor]:
+    def _by_signs(self, batch: Batch, rest: list[int]) -> list[Tensor]:
+        """An unbiased estimate of the Σ squared gradients of some parameters."""
         tensors = [self._network.parameters.tensors[i] for i in rest]
         squares = [torch.zeros_like(tensor) for tensor in tensors]
-        for i in range(batch.size):
-            loss = self._network.sample_losses(batch.rows(i, i + 1), eager=True)
-            row = torch.autograd.grad(loss.sum(), tensors, allow_unused=True)
+        # Groups have signs of their own, as samples of different groups may be alike.
+        (signs,) = signs_like([tensors[0].new_empty(batch.size)])
+        count = min(GROUPS, batch.size)
+        for first in range(count):
+            losses = self._network.sample_losses(batch.every(count, first), eager=True)
+            own = signs[first::count].to(losses.dtype)
+            row = torch.autograd.grad(losses, tensors, own, allow_unused=True)
             for square, gradient in zip(squares, row, strict=True):
                 if gradient is not None:
                     square.addcmul_(gradient, gradient)
