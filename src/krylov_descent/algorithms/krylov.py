@@ -59,10 +59,7 @@ class KrylovSpace:
         self._least = max(BREAKDOWN_UNITS * torch.finfo(gradient.dtype).eps, rows.epsilon) ** 2
 
     def begin(self) -> bool:
-        """Make row 0 from D⁻¹g. This method and the other two return False on breakdown.
-
-        On a GPU the host does not see a breakdown, and they return True.
-        """
+        """Make row 0 from D⁻¹g; False if it vanished, which the host does not see on a GPU."""
         self._curvature.zero_()
         self._lengths.zero_()  # of rows that are not made
         own = self._placement.own(self._gradient)
@@ -71,7 +68,11 @@ class KrylovSpace:
         return self._add(0, first, own, own[:0], squared, squared)
 
     def add_next(self, k: int) -> bool:
-        """Make row k from D⁻¹Hv, with v the row before it, and compute row k - 1 of H̄."""
+        """Make row k from D⁻¹Hv, with v the row before it, and compute row k - 1 of H̄.
+
+        Returns:
+            False if row k vanished, which the host does not see on a GPU.
+        """
         rows, placement = self._rows, self._placement
         w = self._curved(k - 1)
         known, near = slice(0, k), slice(max(0, k - 2), k)
@@ -91,7 +92,11 @@ class KrylovSpace:
         return self._add(k, u, w, found, squared, squared + removed)
 
     def add_previous(self, k: int) -> bool:
-        """Make row k from the previous step stored there, orthogonalised twice."""
+        """Make row k from the previous step stored there, orthogonalised twice.
+
+        Returns:
+            False if row k vanished, which the host does not see on a GPU.
+        """
         rows, metric = self._rows, self._metric
         u, known = rows.get(k).clone(), slice(0, k)
         w = metric.multiply(u)
@@ -148,7 +153,7 @@ class KrylovSpace:
         return unread or float(self._lengths[k]) != 0
 
 
-class Rows(Protocol):
+class Directions(Protocol):
     """The methods of `KrylovSpace`, which an engine may replay."""
 
     def begin(self) -> bool:
@@ -167,7 +172,7 @@ class Rows(Protocol):
         """See `KrylovSpace`."""
 
 
-def fill_with_krylov_space(space: Rows, krylov: int, previous: int) -> Tensor:
+def fill_with_krylov_space(space: Directions, krylov: int, previous: int) -> Tensor:
     """Fill V by Algorithm 2, safe against breakdown, with any number of previous steps.
 
     Args:

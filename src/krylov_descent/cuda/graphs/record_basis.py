@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.algorithms.basis_storage import Alone, StoredBasis
-from krylov_descent.algorithms.krylov import KrylovSpace, Rows, fill_with_krylov_space
+from krylov_descent.algorithms.krylov import Directions, KrylovSpace, fill_with_krylov_space
 from krylov_descent.algorithms.subspace import cut, store_previous
 from krylov_descent.cuda.graphs.capture import Capture, Recorded, is_foreign, is_large
 from krylov_descent.cuda.graphs.host_transfer import to_host
@@ -53,7 +53,7 @@ def _launched(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
     if not slots.is_cuda:
         slots.zero_()  # on a CPU rows after a breakdown are not written
     stored, placement = StoredBasis.at(slots), Alone(work.gradient.numel())
-    space: Rows | None = _recorded(engine, work, product, batch, slots)
+    space: Directions | None = _recorded(engine, work, product, batch, slots)
     if space is None:
         space = KrylovSpace(stored, product, work.preconditioner, work.gradient, placement)
     store_previous(stored, krylov, work.previous_steps, placement)

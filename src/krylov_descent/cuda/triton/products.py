@@ -133,10 +133,10 @@ class TensorCoreProducts(DispatchMode):
             read: the tensors that it reads.
             written: the tensor that it writes to.
         """
+        self._lazy.materialise(*read)
         if written is not None:
             self._lazy.materialise_readers_of([written])
             self._lazy.cache.forget(written)
-        self._lazy.materialise(*read)
 
     def note_made(self, result: Any) -> None:
         """Make other streams wait for this one before they read the tensors of a job's result."""
