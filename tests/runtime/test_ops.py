@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from krylov_descent.runtime.ops import Operations, operations, use
+from krylov_descent.runtime.ops import Operations, Span, operations, use
 
 TORCHS = Operations()
 
@@ -104,6 +104,29 @@ def test_products_with_rows() -> None:
     expected = x - combination
     assert TORCHS.subtract(x, rows, c) is x
     torch.testing.assert_close(x, expected)
+
+
+@pytest.mark.parametrize(("first", "behind"), [(0, 3), (1, 3), (-1, 1), (2, 2), (0, 0)])
+def test_products_with_the_rows_of_a_span(first: int, behind: int) -> None:
+    """Only the device knows the ends; entries behind the last row are zero."""
+    rows, x, most = drawn(4, 7), drawn(7), 3
+    span = Span(torch.tensor([first, behind]), most)
+    which = slice(max(0, first), behind)
+    count = len(rows[which])
+    projected, c = TORCHS.project(rows, x, span), drawn(most)
+    torch.testing.assert_close(projected[:count], rows[which] @ x)
+    assert not projected[count:].any()
+    exact = c[:count] @ rows[which]
+    torch.testing.assert_close(TORCHS.combine(rows, c, span=span), exact)
+    torch.testing.assert_close(TORCHS.combine(rows, c, x, span), x + exact)
+    torch.testing.assert_close(TORCHS.subtract(x.clone(), rows, c, span), x - exact)
+
+
+def test_a_row_is_written() -> None:
+    rows, x = drawn(3, 7), drawn(7)
+    expected = torch.stack([rows[0], rows[1], 2 * x])
+    TORCHS.write_row(rows, torch.tensor([2]), x, torch.tensor(2.0, dtype=x.dtype))
+    torch.testing.assert_close(rows, expected)
 
 
 class Own(Operations):

@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from krylov_descent.algorithms.basis_storage import Placement, StoredBasis
+from krylov_descent.algorithms.basis_storage import Placement
+from krylov_descent.algorithms.growing_basis import GrowingBasis
 from krylov_descent.algorithms.metric import Metric
 from krylov_descent.algorithms.metric_times_basis import MetricTimesBasis
 from krylov_descent.runtime.ops import operations
@@ -30,10 +31,10 @@ BREAKDOWN_UNITS = 100.0
 
 
 class KrylovSpace:
-    """V in the making: each method adds a row, or computes a row of H̄.
+    """V in the making: each method appends a row, or computes a row of H̄.
 
     Args:
-        rows: storage of V.
+        basis: V.
         product: v [n] → this rank's summand of Hv [n], a new vector that may be overwritten.
         metric: D on the part of a vector that the placement stores.
         gradient: g [n], finite and not zero, the same on all ranks.
@@ -44,113 +45,116 @@ class KrylovSpace:
 
     def __init__(
         self,
-        rows: StoredBasis,
+        basis: GrowingBasis,
         product: Product,
         metric: Metric,
         gradient: Tensor,
         placement: Placement,
     ) -> None:
-        self._rows, self._product, self._metric = rows, product, metric
+        self._basis, self._product, self._metric = basis, product, metric
         self._gradient, self._placement = gradient, placement
+        rows = basis.rows
         self._curvature = gradient.new_empty(rows.count, rows.count)
-        self._lengths = gradient.new_empty(rows.count)
-        self._images = MetricTimesBasis(rows, metric)
+        self._lengths = gradient.new_empty(rows.count, 1)
+        self._images = MetricTimesBasis(basis, metric)
         # Rounded rows cannot tell a smaller remainder from their own rounding.
         self._least = max(BREAKDOWN_UNITS * torch.finfo(gradient.dtype).eps, rows.epsilon) ** 2
 
     def begin(self) -> bool:
-        """Make row 0 from D⁻¹g; False if it vanished, which the host does not see on a GPU."""
+        """Make the first row from D⁻¹g; False if it vanished, which is not seen on a GPU."""
+        self._basis.begin_at(0)  # previous steps may be stored already
+        self._images.begin()
         self._curvature.zero_()
-        self._lengths.zero_()  # of rows that are not made
+        self._lengths.zero_()
         own = self._placement.own(self._gradient)
         first = self._metric.solve(own)
         squared = self._dot(first, own)
-        return self._add(0, first, own, own[:0], squared, squared)
+        return self._append(first, own, None, squared, squared)
 
-    def add_next(self, k: int) -> bool:
-        """Make row k from D⁻¹Hv, with v the row before it, and compute row k - 1 of H̄.
+    def begin_at(self, row: int) -> None:
+        """Append from this row on; the rows before it are made, or zero."""
+        self._basis.begin_at(row)
+        self._images.begin_at(row)
+
+    def add_next(self) -> bool:
+        """Make a row from D⁻¹Hv, with v the newest row, and compute v's row of H̄.
 
         Returns:
-            False if row k vanished, which the host does not see on a GPU.
+            False if the row vanished, which is not seen on a GPU.
         """
-        rows, placement = self._rows, self._placement
-        w = self._curved(k - 1)
-        known, near = slice(0, k), slice(max(0, k - 2), k)
-        projected = self._curvature[k - 1, known]
-        if rows.rounded:
-            projected.copy_(self._times(known, w))
-        along = self._times(near, w)
-        self._images.subtract(w, near, along)
-        found = self._times(known, w)
-        u = rows.subtracted(self._metric.solve(w), known, found)
-        if not rows.rounded:  # because VᵀDV = 1, `found` plus `along` is Vᵀ(Hv)
-            projected.copy_(found)
-            projected[near] += along
+        basis, placement = self._basis, self._placement
+        w = self._curved()
+        seen = placement.dots(basis.times(w)) if basis.rows.rounded else None
+        along = placement.dots(basis.times_last(w))
+        self._images.subtract_last(w, along)
+        found = placement.dots(basis.times(w))
+        u = basis.subtracted(self._metric.solve(w), found)
+        # Because VᵀDV = 1, `found` plus `along` is Vᵀ(Hv), unless rows are rounded.
+        projected = basis.add_to_last(found, along) if seen is None else seen
+        basis.note(self._curvature, projected)
         # uᵀw is uᵀDu, since u is orthogonal to the rows. All ranks must reach the same decision.
         parts = torch.stack([placement.dots(u @ w), projected @ projected])
         squared, removed = placement.settled(parts).unbind()
-        return self._add(k, u, w, found, squared, squared + removed)
+        return self._append(u, w, found, squared, squared + removed)
 
-    def add_previous(self, k: int) -> bool:
-        """Make row k from the previous step stored there, orthogonalised twice.
+    def add_previous(self) -> bool:
+        """Orthogonalise the previous step that is stored in the next row, twice, and store it.
 
         Returns:
-            False if row k vanished, which the host does not see on a GPU.
+            False if the row vanished, which is not seen on a GPU.
         """
-        rows, metric = self._rows, self._metric
-        u, known = rows.get(k).clone(), slice(0, k)
+        basis, metric = self._basis, self._metric
+        u = basis.waiting()
         w = metric.multiply(u)
         before = self._dot(u, w)
-        u = rows.subtracted(u, known, self._times(known, w))
+        u = basis.subtracted(u, self._placement.dots(basis.times(w)))
         del w
         # Computed from u anew: an updated w would have rounding errors that u does not have.
         w = metric.multiply(u)
-        taken = self._times(known, w)
-        u = rows.subtracted(u, known, taken)
-        return self._add(k, u, w, taken, self._dot(u, w), before)
+        taken = self._placement.dots(basis.times(w))
+        u = basis.subtracted(u, taken)
+        return self._append(u, w, taken, self._dot(u, w), before)
 
-    def measure(self, k: int) -> None:
-        """Compute row k of H̄, for a direction from which no other is made."""
-        known = slice(0, k + 1)
-        self._curvature[k, known] = self._times(known, self._curved(k))
+    def measure(self) -> None:
+        """Compute the newest row's row of H̄; for a direction from which no other is made."""
+        projected = self._placement.dots(self._basis.times(self._curved()))
+        self._basis.note(self._curvature, projected)
 
     def numbers(self) -> Tensor:
         """H̄, VᵀV and the squared lengths of the directions, as `found_on_host` takes them."""
-        placement, gram = self._placement, self._rows.gram()
+        placement, gram = self._placement, self._basis.rows.gram()
         small = placement.settled(torch.stack([self._curvature, placement.dots(gram)]))
-        return torch.cat([*small, self._lengths.unsqueeze(0)])
+        return torch.cat([*small, self._lengths.t()])
 
-    def _curved(self, k: int) -> Tensor:
-        """This rank's part of Hv_k."""
-        return self._placement.total(self._product(self._placement.whole(self._rows.get(k))))
-
-    def _times(self, which: slice, w: Tensor) -> Tensor:
-        return self._placement.dots(self._rows.times(which, w))
+    def _curved(self) -> Tensor:
+        """This rank's part of Hv, with v the newest row."""
+        v = self._placement.whole(self._basis.newest())
+        return self._placement.total(self._product(v))
 
     def _dot(self, a: Tensor, b: Tensor) -> Tensor:
         return self._placement.settled(self._placement.dots(a @ b))
 
-    def _add(
-        self, k: int, u: Tensor, w: Tensor, taken: Tensor, squared: Tensor, before: Tensor
+    def _append(
+        self, u: Tensor, w: Tensor, taken: Tensor | None, squared: Tensor, before: Tensor
     ) -> bool:
-        """Store u / ‖u‖_D as row k, or zero on breakdown; False if the host sees that it is zero.
+        """Append u / ‖u‖_D, or zero on breakdown; False if the host sees that it is zero.
 
         Args:
-            k: the row.
             u: the new direction.
             w: Du from before the multiples `taken` of the rows were subtracted from u.
-            taken: see w.
+            taken: see w; None for the first row.
             squared: ‖u‖_D².
             before: ‖u‖_D² before orthogonalisation.
         """
         vanished = squared <= self._least * before  # false for NaN, which shows up in H̄
-        self._lengths[k] = torch.where(vanished, 0.0, squared)
         scale = torch.where(vanished, 0.0, squared.rsqrt())
-        self._rows.put(k, u, scale)
-        self._images.keep(k, w, taken, scale)
+        length = torch.where(vanished, 0.0, squared)
+        self._basis.append(u, scale)
+        self._images.append(w, taken, scale)
+        self._basis.note(self._lengths, length.unsqueeze(0))
         # Reading a number makes the host wait for a GPU, and costs nothing on a CPU.
         unread = u.is_cuda or not operations().may_read
-        return unread or float(self._lengths[k]) != 0
+        return unread or float(length) != 0
 
 
 class Directions(Protocol):
@@ -159,13 +163,16 @@ class Directions(Protocol):
     def begin(self) -> bool:
         """See `KrylovSpace`."""
 
-    def add_next(self, k: int, /) -> bool:
+    def begin_at(self, row: int, /) -> None:
         """See `KrylovSpace`."""
 
-    def add_previous(self, k: int, /) -> bool:
+    def add_next(self) -> bool:
         """See `KrylovSpace`."""
 
-    def measure(self, k: int, /) -> None:
+    def add_previous(self) -> bool:
+        """See `KrylovSpace`."""
+
+    def measure(self) -> None:
         """See `KrylovSpace`."""
 
     def numbers(self) -> Tensor:
@@ -196,13 +203,14 @@ def fill_with_krylov_space(space: Directions, krylov: int, previous: int) -> Ten
     (`MetricTimesBasis`). Otherwise every vector takes one more product with D.
     """
     alive = space.begin()
-    for k in range(1, krylov):
-        alive = alive and space.add_next(k)
+    for _ in range(1, krylov):
+        alive = alive and space.add_next()
     if alive:
-        space.measure(krylov - 1)
-    for k in range(krylov, krylov + previous):
-        if space.add_previous(k):
-            space.measure(k)
+        space.measure()
+    space.begin_at(krylov)  # after a breakdown there are rows that were not made
+    for _ in range(previous):
+        if space.add_previous():
+            space.measure()
     return space.numbers()
 
 

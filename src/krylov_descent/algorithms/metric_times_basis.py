@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from krylov_descent.algorithms.basis_storage import Storage, StoredBasis
+from krylov_descent.algorithms.growing_basis import GrowingBasis
 from krylov_descent.algorithms.metric import Diagonal, Entrywise, Metric
 
 
@@ -13,45 +13,50 @@ class MetricTimesBasis:
     on another device, where memory is short.
 
     Args:
-        rows: V.
+        basis: V.
         metric: D.
 
     Memory: as much as the rows, if DV is cached.
     """
 
-    def __init__(self, rows: StoredBasis, metric: Metric) -> None:
-        self._rows, self._metric = rows, metric
-        self._kept: StoredBasis | None = None
-        if rows.plain and not isinstance(metric, Entrywise):
-            slots, size = rows.stored.shape
-            self._kept = StoredBasis(slots, size, rows.stored, Storage())
+    def __init__(self, basis: GrowingBasis, metric: Metric) -> None:
+        self._basis, self._metric = basis, metric
+        expensive = basis.rows.plain and not isinstance(metric, Entrywise)
+        self._kept = basis.empty_alike() if expensive else None
 
-    def subtract(self, w: Tensor, which: slice, coefficients: Tensor) -> None:
-        """Subtract D times a combination of some rows from a vector, in place."""
+    def begin(self) -> None:
+        """Forget all rows."""
+        if self._kept is not None:
+            self._kept.begin()
+
+    def begin_at(self, row: int) -> None:
+        """Append from this row on; the rows before it are used."""
+        if self._kept is not None:
+            self._kept.begin_at(row)
+
+    def subtract_last(self, w: Tensor, coefficients: Tensor) -> None:
+        """Subtract D times a combination of the last rows from a vector, in place."""
         if self._kept is not None and w.is_cuda:  # in one kernel
-            self._kept.subtracted(w, which, coefficients)
+            self._kept.subtracted_last(w, coefficients)
             return
         if self._kept is not None:
-            w.sub_(self._kept.combine(which, coefficients))
+            w.sub_(self._kept.combine_last(coefficients))
             return
-        combined = self._rows.combine(which, coefficients)
+        combined = self._basis.combine_last(coefficients)
         if isinstance(self._metric, Diagonal) and w.is_cuda:  # in one kernel
             w.addcmul_(combined, self._metric.diagonal, value=-1)
         else:
             w.sub_(self._metric.multiply(combined))
 
-    def keep(self, k: int, w: Tensor, taken: Tensor, scale: Tensor) -> None:
-        """Cache D times row k, which is u times a scale.
+    def append(self, w: Tensor, taken: Tensor | None, scale: Tensor) -> None:
+        """Cache D times the next row, which is u times a scale.
 
         Args:
-            k: the row.
-            w: Du [n] from before multiples of the first rows were subtracted from u; may be
-                overwritten.
-            taken: these multiples; none for the first row, whose w is not overwritten.
+            w: Du [n] from before multiples of all rows were subtracted from u; overwritten if there
+                are any.
+            taken: these multiples; None for the first row.
             scale: a tensor of one number.
         """
         if self._kept is None:
             return
-        if len(taken):
-            w = self._kept.subtracted(w, slice(0, len(taken)), taken)
-        self._kept.put(k, w, scale)
+        self._kept.append(w if taken is None else self._kept.subtracted(w, taken), scale)

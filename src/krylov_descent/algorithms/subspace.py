@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.algorithms.basis_storage import Placement, Storage, StoredBasis
+from krylov_descent.algorithms.growing_basis import GrowingBasis
 from krylov_descent.algorithms.krylov import (
     KrylovSpace,
     Product,
@@ -85,7 +86,7 @@ def krylov_basis(
     """
     krylov, previous = min(dimension, gradient.numel()), len(previous_steps)
     rows = StoredBasis(krylov + previous, placement.size, gradient, storage)
-    space = KrylovSpace(rows, product, metric, gradient, placement)
+    space = KrylovSpace(GrowingBasis(rows), product, metric, gradient, placement)
     store_previous(rows, krylov, previous_steps, placement)
     return cut(rows, placement, fill_with_krylov_space(space, krylov, previous))
 

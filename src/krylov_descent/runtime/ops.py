@@ -14,6 +14,7 @@ where the engine's implementation is not active.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -23,6 +24,29 @@ from torch.nn import functional
 from krylov_descent.runtime.precision import forward_precision, rough_products
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Some of the rows of a matrix, which only the device knows.
+
+    Attributes:
+        ends: the first row, and the one behind the last, int64 [2]. A negative number means 0.
+        most: the most rows; results have so many entries, and zeros behind the last row.
+    """
+
+    ends: Tensor
+    most: int
+
+    def indices(self, rows: int) -> tuple[Tensor, Tensor]:
+        """The numbers of the rows [most], and whether each is within the span [most].
+
+        Args:
+            rows: rows of the matrix.
+        """
+        first, behind = self.ends.clamp(min=0).unbind()
+        index = first + torch.arange(self.most, device=self.ends.device)
+        return index.clamp(max=rows - 1), index < behind
 
 
 class Operations:
@@ -101,30 +125,69 @@ class Operations:
         ones = delta.new_ones(len(delta))
         return delta.t() @ x, squares, ones @ delta, ones @ squared
 
-    def project(self, rows: Tensor, vector: Tensor) -> Tensor:
-        """The inner products [k] of rows [k, n] with a vector [n]."""
-        return rows @ vector
+    def project(self, rows: Tensor, vector: Tensor, span: Span | None = None) -> Tensor:
+        """The inner products [k] of rows [k, n] with a vector [n]; of the rows of a span alone."""
+        found = rows @ vector
+        if span is None:
+            return found
+        index, inside = span.indices(len(rows))
+        return torch.where(inside, found[index], 0.0)
 
-    def combine(self, rows: Tensor, coefficients: Tensor, start: Tensor | None = None) -> Tensor:
+    def combine(
+        self,
+        rows: Tensor,
+        coefficients: Tensor,
+        start: Tensor | None = None,
+        span: Span | None = None,
+    ) -> Tensor:
         """start + Σ coefficients[k] rows[k, :], a new vector [n].
 
         Args:
-            rows: [k, n].
-            coefficients: [k].
+            rows: [k, n]; all of them are finite, also those outside of the span.
+            coefficients: [k], or one for each row of the span.
             start: [n]; zero by default.
+            span: the rows to combine; all by default.
         """
+        if span is not None:
+            coefficients = _spread(rows, coefficients, span)
         if start is None:
             return rows.t() @ coefficients
         return torch.addmv(start, rows.t(), coefficients)
 
-    def subtract(self, vector: Tensor, rows: Tensor, coefficients: Tensor) -> Tensor:
-        """Overwrite a vector [n] with vector - Σ coefficients[k] rows[k, :], and return it."""
+    def subtract(
+        self, vector: Tensor, rows: Tensor, coefficients: Tensor, span: Span | None = None
+    ) -> Tensor:
+        """Overwrite a vector [n] with vector - Σ coefficients[k] rows[k, :], and return it.
+
+        The arguments are those of `combine`.
+        """
+        if span is not None:
+            coefficients = _spread(rows, coefficients, span)
         return vector.addmv_(rows.t(), coefficients, alpha=-1)
+
+    def write_row(self, rows: Tensor, place: Tensor, vector: Tensor, scale: Tensor) -> None:
+        """Overwrite a row with a vector [n] times a scale.
+
+        Args:
+            rows: [k, n].
+            place: the number of the row, int64 [1].
+            vector: [n].
+            scale: a tensor of one number.
+        """
+        rows.index_copy_(0, place, (vector * scale).unsqueeze(0))
 
     def gram(self, rows: Tensor) -> Tensor:
         """The inner products [k, k] between rows [k, n], in the precision of forward passes."""
         with forward_precision():
             return rows @ rows.t()
+
+
+def _spread(rows: Tensor, coefficients: Tensor, span: Span) -> Tensor:
+    """The coefficients of all rows, from those of the rows of a span."""
+    index, inside = span.indices(len(rows))
+    return coefficients.new_zeros(len(rows)).index_add(
+        0, index, torch.where(inside, coefficients, 0.0)
+    )
 
 
 _torchs = Operations()

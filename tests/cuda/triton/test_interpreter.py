@@ -15,7 +15,8 @@ CHOSEN = (
     "has_its_digits and shape1 and tf32",
     "functions_of_products and tanh and none",
     "sums_over_rows and shape1",
-    "combinations_of_long_rows",
+    "rows_of_a_span and 12-ends1",
+    "a_row_is_written",
     "all_inner_products and 9",
     "losses_and_their_derivative and shape1 and float32",
 )

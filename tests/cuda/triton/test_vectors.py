@@ -17,9 +17,10 @@ from krylov_descent.algorithms.krylov import (
 )
 from krylov_descent.algorithms.metric import Diagonal, Metric
 from krylov_descent.algorithms.subspace import store_previous
+from krylov_descent.cuda.graphs.counted_basis import CountedBasis
 from krylov_descent.cuda.triton import entry
 from krylov_descent.curvature.preconditioners.preconditioner import Identity
-from krylov_descent.runtime.ops import Operations, operations
+from krylov_descent.runtime.ops import Operations, Span, operations
 from tests.cuda.triton.kernels import (
     DEVICE,
     EXACT,
@@ -38,9 +39,9 @@ __all__ = ["needs_tensor_cores", "products"]  # fixtures
 def fill_slots(
     slots: Tensor, product: Product, metric: Metric, gradient: Tensor, steps: list[Tensor]
 ) -> Tensor:
-    """Algorithm 2 into rows."""
+    """Algorithm 2 into rows, which are counted on the device."""
     rows, placement, previous = StoredBasis.at(slots), Alone(gradient.numel()), len(steps)
-    space = KrylovSpace(rows, product, metric, gradient, placement)
+    space = KrylovSpace(CountedBasis(slots), product, metric, gradient, placement)
     store_previous(rows, len(slots) - previous, steps, placement)
     return fill_with_krylov_space(space, len(slots) - previous, previous)
 
@@ -131,6 +132,38 @@ def test_combinations_of_long_rows(long_rows: Operations, launched: list[str]) -
 
 @pytest.mark.gpu
 @pytest.mark.interpreted
+@pytest.mark.parametrize("ends", [(0, 12), (0, 5), (3, 5), (-1, 1), (10, 12), (0, 0)])
+@pytest.mark.parametrize("most", [2, 12])
+def test_rows_of_a_span_are_those_of_torch(
+    long_rows: Operations, launched: list[str], ends: tuple[int, int], most: int
+) -> None:
+    rows, x, c = with_gaps(12), drawn(SIZE, seed=1), drawn(most, seed=2)
+    rows[ends[1] :] = NAN if ends[1] else 1.0  # which the kernels do not read
+    span, plain, clean = Span(torch.tensor(ends), most), Operations(), rows.nan_to_num(0.0)
+    if ends[1] - max(0, ends[0]) <= most:
+        found = long_rows.project(rows, x, span)
+        torch.testing.assert_close(found, plain.project(clean, x, span), rtol=1e-4, atol=1e-2)
+        for start in (None, x):
+            combined = plain.combine(clean, c, start, span)
+            torch.testing.assert_close(long_rows.combine(rows, c, start, span), combined)
+        expected = plain.subtract(x.clone(), clean, c, span)
+        torch.testing.assert_close(long_rows.subtract(x, rows, c, span), expected)
+        assert launched == ["project", "add_up_parts", "combine", "combine", "combine"]
+
+
+@pytest.mark.gpu
+@pytest.mark.interpreted
+def test_a_row_is_written(long_rows: Operations, launched: list[str]) -> None:
+    rows, x, scale = with_gaps(5), drawn(SIZE, seed=1), torch.tensor(0.3)
+    expected = rows.clone()
+    expected[3] = 0.3 * x
+    long_rows.write_row(rows, torch.tensor([3]), x, scale)
+    assert launched == ["write_row"]
+    torch.testing.assert_close(rows, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.interpreted
 def test_what_the_kernels_do_not_support_is_left_to_torch(
     long_rows: Operations, launched: list[str]
 ) -> None:
@@ -191,7 +224,7 @@ def test_a_basis_is_that_of_float64(launched: list[str], kind: str) -> None:
     for mine, theirs in zip(found_on_host(found)[1:], found_on_host(expected)[1:], strict=True):
         assert error(mine, theirs) < 1e-5
     assert launched.count("gram") == rows.is_cuda
-    assert {"project", "combine"} <= set(launched)
+    assert {"project", "combine", "write_row"} <= set(launched)
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ from krylov_descent.cuda.graphs.parallel_branches import begin
 from krylov_descent.cuda.graphs.recorded_operations import RecordedOperations
 from krylov_descent.cuda.triton.products import TensorCoreProducts
 from krylov_descent.cuda.triton.vectors import LongRows
+from krylov_descent.runtime.ops import Span
 
 Result = TypeVar("Result")
 
@@ -28,20 +29,33 @@ class BasisOperations(LongRows, RecordedOperations):
         super().__init__(products.device)
         self._products = products
 
-    def project(self, rows: Tensor, vector: Tensor) -> Tensor:
+    def project(self, rows: Tensor, vector: Tensor, span: Span | None = None) -> Tensor:
         """See `LongRows`."""
         self._products.make_ready(rows, vector)
-        return super().project(rows, vector)
+        return super().project(rows, vector, span)
 
-    def combine(self, rows: Tensor, coefficients: Tensor, start: Tensor | None = None) -> Tensor:
+    def combine(
+        self,
+        rows: Tensor,
+        coefficients: Tensor,
+        start: Tensor | None = None,
+        span: Span | None = None,
+    ) -> Tensor:
         """See `LongRows`."""
         self._products.make_ready(rows, coefficients, start)
-        return super().combine(rows, coefficients, start)
+        return super().combine(rows, coefficients, start, span)
 
-    def subtract(self, vector: Tensor, rows: Tensor, coefficients: Tensor) -> Tensor:
+    def subtract(
+        self, vector: Tensor, rows: Tensor, coefficients: Tensor, span: Span | None = None
+    ) -> Tensor:
         """See `LongRows`."""
         self._products.make_ready(vector, rows, coefficients, written=vector)
-        return super().subtract(vector, rows, coefficients)
+        return super().subtract(vector, rows, coefficients, span)
+
+    def write_row(self, rows: Tensor, place: Tensor, vector: Tensor, scale: Tensor) -> None:
+        """See `LongRows`."""
+        self._products.make_ready(vector, scale, written=rows)
+        super().write_row(rows, place, vector, scale)
 
     def gram(self, rows: Tensor) -> Tensor:
         """See `LongRows`."""

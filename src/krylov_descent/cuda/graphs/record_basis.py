@@ -1,8 +1,7 @@
 """The Krylov basis of a step by recordings, at the same address in every step.
 
-Each direction is one launch: a product with H, one with D⁻¹ and the orthogonalisation. Recording
-takes as long as one eager basis, some tenths of a second for a deep net, so it is done only if D
-stays in place over steps.
+Each direction is one launch: a product with H, one with D⁻¹ and the orthogonalisation. The GPU
+counts the rows, so all directions are launches of the same recording.
 """
 
 from collections.abc import Callable
@@ -12,9 +11,11 @@ import torch
 from torch import Tensor
 
 from krylov_descent.algorithms.basis_storage import Alone, StoredBasis
+from krylov_descent.algorithms.growing_basis import GrowingBasis
 from krylov_descent.algorithms.krylov import Directions, KrylovSpace, fill_with_krylov_space
 from krylov_descent.algorithms.subspace import cut, store_previous
 from krylov_descent.cuda.graphs.capture import Capture, Recorded, is_foreign, is_large
+from krylov_descent.cuda.graphs.counted_basis import CountedBasis
 from krylov_descent.cuda.graphs.host_transfer import to_host
 from krylov_descent.cuda.graphs.parallel_branches import side_by_side
 from krylov_descent.cuda.graphs.record_product import RecordedLinearization
@@ -27,9 +28,6 @@ from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.engine import Launched
 from krylov_descent.runtime.ops import Operations, use
-
-# Directions that are run as warm-up before they are recorded.
-REHEARSED = 3
 
 
 def launch_basis(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
@@ -49,13 +47,12 @@ def _launched(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
         return Launched(lambda: work.build(product, learnt))
     krylov, previous = min(work.dimension, work.gradient.numel()), len(work.previous_steps)
     slots = engine.graphs.room(krylov + work.most_previous, work.gradient)
-    slots[krylov + previous :].zero_()  # evaluations multiply them by 0, and 0·NaN is NaN
-    if not slots.is_cuda:
-        slots.zero_()  # on a CPU rows after a breakdown are not written
     stored, placement = StoredBasis.at(slots), Alone(work.gradient.numel())
     space: Directions | None = _recorded(engine, work, product, batch, slots)
     if space is None:
-        space = KrylovSpace(stored, product, work.preconditioner, work.gradient, placement)
+        metric, basis = work.preconditioner, GrowingBasis(stored)
+        space = KrylovSpace(basis, product, metric, work.gradient, placement)
+    slots.zero_()  # rows that are not made are multiplied by 0, and 0·NaN is NaN
     store_previous(stored, krylov, work.previous_steps, placement)
     kernels = basis_operations(slots.device) if is_large(work.objective.network) else Operations()
     with torch.cuda.device_of(slots), use(kernels):
@@ -78,7 +75,7 @@ def _recorded(
         return None
 
     def make(capture: Capture, network: Network) -> RecordedSpace:
-        return RecordedSpace(work.curvature, D, batch, slots, work.most_previous, capture, network)
+        return RecordedSpace(work.curvature, D, batch, slots, capture, network)
 
     recorded = engine.graphs.made(_name(work), make, batch, fixed=(slots, *D.tensors))
     if recorded is not None:
@@ -97,8 +94,7 @@ class RecordedSpace:
         curvature: H.
         preconditioner: D, whose tensors stay in place.
         batch: samples in the shape of those that `load` will get.
-        slots: the rows [K + m, n].
-        previous: m.
+        slots: the rows [K + m, n]; overwritten.
         capture: records a function.
         network: the model, on aliases of its parameters.
     """
@@ -109,12 +105,9 @@ class RecordedSpace:
         preconditioner: InPlace,
         batch: Batch,
         slots: Tensor,
-        previous: int,
         capture: Capture,
         network: Network,
     ) -> None:
-        self._capture, self._network = capture, network
-        self._foreign = is_foreign(preconditioner)
         self._gradient, self._scale = torch.zeros_like(slots[0]), slots.new_zeros(())
 
         def split_preconditioner() -> None:
@@ -130,11 +123,23 @@ class RecordedSpace:
         def product(v: Tensor) -> Tensor:
             return parameters.scale_and_add_decay(curved(v), self._scale, v)
 
-        rows, placement = StoredBasis.at(slots), Alone(len(self._gradient))
-        self._space = KrylovSpace(rows, product, preconditioner, self._gradient, placement)
-        self._recorded: dict[tuple[str, int], Recorded[Any]] = {}
+        basis, placement = CountedBasis(slots), Alone(len(self._gradient))
+        space = KrylovSpace(basis, product, preconditioner, self._gradient, placement)
+
         # All at once: autograd refuses the linearisation's graph after the parameters changed.
-        fill_with_krylov_space(self, len(slots) - previous, previous)
+        parts: list[Callable[[], Any]] = [space.begin, space.measure, space.numbers]
+        if len(slots) > 1:
+            parts += [space.add_next, space.add_previous]
+        self._recorded: dict[str, Recorded[Any]] = {}
+        for part in parts:
+            space.begin_at(1)  # a warm-up may append a row
+            self._recorded[part.__name__] = capture(
+                network,
+                part,
+                rehearsal=part,
+                after=self._linearization.recorded,
+                foreign=is_foreign(preconditioner),
+            )
 
     def load(self, batch: Batch, gradient: Tensor, scale: float) -> None:
         """Linearise at the current parameters over these samples, for this gradient."""
@@ -144,43 +149,31 @@ class RecordedSpace:
 
     def begin(self) -> bool:
         """See `KrylovSpace`."""
-        self._replay("begin", 0, self._space.begin)
+        self._replay("begin")
         return True
 
-    def add_next(self, k: int) -> bool:
+    def begin_at(self, row: int) -> None:
+        """All rows before this one were made: there are no breakdowns that the host sees."""
+
+    def add_next(self) -> bool:
         """See `KrylovSpace`."""
-        self._replay("next", k, lambda: self._space.add_next(k))
+        self._replay("add_next")
         return True
 
-    def add_previous(self, k: int) -> bool:
+    def add_previous(self) -> bool:
         """See `KrylovSpace`."""
-        self._replay("previous", k, lambda: self._space.add_previous(k))
+        self._replay("add_previous")
         return True
 
-    def measure(self, k: int) -> None:
+    def measure(self) -> None:
         """See `KrylovSpace`."""
-        self._replay("measure", k, lambda: self._space.measure(k))
+        self._replay("measure")
 
     def numbers(self) -> Tensor:
         """See `KrylovSpace`; overwritten by the next step."""
-        found: Tensor = self._replay("numbers", 0, self._space.numbers)
+        found: Tensor = self._replay("numbers")
         return found
 
-    def _replay(self, what: str, k: int, function: Callable[[], Any]) -> Any:
-        if (what, k) not in self._recorded:
-            # Later directions run the same kernels as those before them.
-            known = ("next", REHEARSED) in self._recorded and what == "next"
-            self._recorded[what, k] = self._capture(
-                self._network,
-                function,
-                rehearsal=_nothing if known else function,
-                after=self._linearization.recorded,
-                foreign=self._foreign,
-            )
-        found = self._recorded[what, k]
-        found.graph.replay()
-        return found.result
-
-
-def _nothing() -> None:
-    pass
+    def _replay(self, part: str) -> Any:
+        self._recorded[part].graph.replay()
+        return self._recorded[part].result

@@ -14,6 +14,7 @@ from krylov_descent.cuda.triton import kernels, split_fp16, vectors
 from krylov_descent.cuda.triton.cross_entropy import CrossEntropy
 from krylov_descent.cuda.triton.lazy_products import LazyProducts
 from krylov_descent.cuda.triton.split_fp16 import BLOCK, NARROW, Function, Product, SplitMatrix
+from krylov_descent.runtime.ops import Span
 
 # Relative error of a product with sums of 100 terms, in the precision of float32 and of tf32.
 TOLERANCES = {True: 1e-6, False: 1e-3}
@@ -77,9 +78,12 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
     rows = zeros(2, BLOCK)
     for x, differentiated in itertools.product((rows, zeros(2, BLOCK - 1)), (False, True)):
         yield partial(_entropy, x, differentiated)
-    yield partial(vectors.combine, rows, rows[0, :2])
-    yield partial(vectors.project, rows, rows[0])
-    yield partial(vectors.project, zeros(3, BLOCK), rows[0])
+    more, ends = zeros(3, BLOCK), torch.tensor([0, 2], device=device)
+    for of, most in ((rows, 2), (more, 3)):
+        for span in (None, Span(ends, most)):
+            yield partial(vectors.combine, of, of[0, :most], span=span)
+            yield partial(vectors.project, of, of[0], span)
+    yield partial(vectors.write_row, more, ends[1:], more[0], more[0, :1])
     yield partial(vectors.gram, rows)
 
 

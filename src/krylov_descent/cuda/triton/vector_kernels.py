@@ -45,12 +45,35 @@ def add_up_parts(parts, out, programs, count, side, P: tl.constexpr, R: tl.const
     tl.store(out + r, tl.sum(numbers, 0), r < count)
 
 
+@triton.jit
+def _span(rows, ends, count, stride, SPANNED: tl.constexpr):
+    """The first row of a span, and how many rows it has; with SPANNED they are read from ends."""
+    if SPANNED:
+        first = tl.maximum(tl.load(ends), 0)
+        count = tl.minimum(tl.load(ends + 1) - first, count).to(tl.int32)
+        rows += first * stride
+    return rows, count
+
+
 @triton.jit(
     do_not_specialize=["size", "count", "stride", "sign"],
-    do_not_specialize_on_alignment=["rows", "coefficients", "start", "out"],
+    do_not_specialize_on_alignment=["rows", "coefficients", "start", "out", "ends"],
 )
-def combine(rows, coefficients, start, out, size, count, stride, sign, BLOCK: tl.constexpr):
+def combine(
+    rows,
+    coefficients,
+    start,
+    out,
+    ends,
+    size,
+    count,
+    stride,
+    sign,
+    SPANNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """out [size] = start + sign · Σ_k coefficients[k] rows[k, :]; the sum alone if sign is 0."""
+    rows, count = _span(rows, ends, count, stride, SPANNED)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     # From the last row to the first: the rows `project` read last may still be in the L2 cache.
@@ -66,23 +89,48 @@ def combine(rows, coefficients, start, out, size, count, stride, sign, BLOCK: tl
 
 @triton.jit(
     do_not_specialize=["size", "count", "stride", "span"],
-    do_not_specialize_on_alignment=["rows", "vector", "parts"],
+    do_not_specialize_on_alignment=["rows", "vector", "parts", "ends"],
 )
-def project(rows, vector, parts, size, count, stride, span, R: tl.constexpr, C: tl.constexpr):
+def project(
+    rows,
+    vector,
+    parts,
+    ends,
+    size,
+    count,
+    stride,
+    span,
+    SPANNED: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+):
     """parts [programs, count] = Σ_c rows[:, c] vector[c], each program over a span of columns."""
+    rows, there_are = _span(rows, ends, count, stride, SPANNED)
     begin = tl.program_id(0) * span
     end = tl.minimum(begin + span, size)
     r, c = tl.arange(0, R), tl.arange(0, C)
     for first in range(0, count, R):
         row = rows + (first + r).to(tl.int64)[:, None] * stride
         total = tl.zeros((R, C), tl.float32)
-        for start in range(begin, end, C):
-            at, inside = start + c, start + c < end
-            there = (first + r < count)[:, None] & inside[None, :]
-            numbers = tl.load(row + at[None, :], there, 0.0)
-            total += numbers * tl.load(vector + at, inside, 0.0)[None, :]
+        if first < there_are:
+            for start in range(begin, end, C):
+                at, inside = start + c, start + c < end
+                there = (first + r < there_are)[:, None] & inside[None, :]
+                numbers = tl.load(row + at[None, :], there, 0.0)
+                total += numbers * tl.load(vector + at, inside, 0.0)[None, :]
         place = tl.program_id(0) * count + first + r
         tl.store(parts + place, tl.sum(total, 1), first + r < count)
+
+
+@triton.jit(
+    do_not_specialize=["size", "stride"],
+    do_not_specialize_on_alignment=["rows", "vector", "scale", "place"],
+)
+def write_row(rows, vector, scale, place, size, stride, BLOCK: tl.constexpr):
+    """rows[place, :] = vector [size] times a scale."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    numbers = tl.load(vector + at, at < size, 0.0) * tl.load(scale)
+    tl.store(rows + tl.load(place) * stride + at, numbers, at < size)
 
 
 @triton.jit

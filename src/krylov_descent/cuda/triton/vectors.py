@@ -9,7 +9,7 @@ from torch import Tensor
 from krylov_descent.cuda.triton import vector_kernels as kernels
 from krylov_descent.cuda.triton.launching import SHORT, launch, multiprocessors, or_else
 from krylov_descent.cuda.triton.split_fp16 import LARGEST, is_plain
-from krylov_descent.runtime.ops import Operations
+from krylov_descent.runtime.ops import Operations, Span
 
 # The least length of the rows of a basis, and the largest number of rows.
 LEAST_COLUMNS, MOST_ROWS = 1 << 16, 256
@@ -39,24 +39,39 @@ class LongRows(Operations):
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def project(self, rows: Tensor, vector: Tensor) -> Tensor:
+    def project(self, rows: Tensor, vector: Tensor, span: Span | None = None) -> Tensor:
         """By kernels that add partial sums in a fixed order."""
         if not self._are_long(rows, vector):
-            return super().project(rows, vector)
-        return project(rows, vector)
+            return super().project(rows, vector, span)
+        return project(rows, vector, span)
 
-    def combine(self, rows: Tensor, coefficients: Tensor, start: Tensor | None = None) -> Tensor:
+    def combine(
+        self,
+        rows: Tensor,
+        coefficients: Tensor,
+        start: Tensor | None = None,
+        span: Span | None = None,
+    ) -> Tensor:
         """By one kernel."""
         others = [] if start is None else [start]
-        if not self._may_combine(rows, coefficients, *others):
-            return super().combine(rows, coefficients, start)
-        return combine(rows, coefficients, start)
+        if not self._may_combine(rows, coefficients, span, *others):
+            return super().combine(rows, coefficients, start, span)
+        return combine(rows, coefficients, start, span=span)
 
-    def subtract(self, vector: Tensor, rows: Tensor, coefficients: Tensor) -> Tensor:
+    def subtract(
+        self, vector: Tensor, rows: Tensor, coefficients: Tensor, span: Span | None = None
+    ) -> Tensor:
         """By one kernel."""
-        if not self._may_combine(rows, coefficients, vector):
-            return super().subtract(vector, rows, coefficients)
-        return combine(rows, coefficients, vector, -1, vector)
+        if not self._may_combine(rows, coefficients, span, vector):
+            return super().subtract(vector, rows, coefficients, span)
+        return combine(rows, coefficients, vector, -1, vector, span=span)
+
+    def write_row(self, rows: Tensor, place: Tensor, vector: Tensor, scale: Tensor) -> None:
+        """By one kernel."""
+        if not (self._are_long(rows, vector) and is_plain(scale, self._device)):
+            super().write_row(rows, place, vector, scale)
+        else:
+            write_row(rows, place, vector, scale)
 
     def gram(self, rows: Tensor) -> Tensor:
         """By one pass over the rows."""
@@ -72,8 +87,11 @@ class LongRows(Operations):
         fits = count <= MOST_ROWS and LEAST_COLUMNS <= size <= LARGEST
         return fits and all(self._is_vector(x, size) for x in vectors)
 
-    def _may_combine(self, rows: Tensor, coefficients: Tensor, *vectors: Tensor) -> bool:
-        return self._are_long(rows, *vectors) and self._is_vector(coefficients, len(rows))
+    def _may_combine(
+        self, rows: Tensor, coefficients: Tensor, span: Span | None, *vectors: Tensor
+    ) -> bool:
+        count = len(rows) if span is None else span.most
+        return self._are_long(rows, *vectors) and self._is_vector(coefficients, count)
 
     def _is_vector(self, x: Tensor, size: int) -> bool:
         return is_plain(x, self._device) and x.shape == (size,) and x.is_contiguous()
@@ -85,6 +103,7 @@ def combine(
     start: Tensor | None = None,
     sign: int = 1,
     out: Tensor | None = None,
+    span: Span | None = None,
 ) -> Tensor:
     """start + sign · Σ_k coefficients[k] rows[k, :], a vector [n].
 
@@ -94,23 +113,33 @@ def combine(
         start: [n]; without it the sign is ignored.
         sign: 1 or -1.
         out: vector for the result, which may be the start; a new one by default.
+        span: the rows to combine; all by default.
     """
-    count, size = rows.shape
+    size = rows.shape[1]
     out = rows.new_empty(size) if out is None else out
-    signed = 0 if start is None else sign
-    args = rows, coefficients, or_else(start, out), out, size, count, rows.stride(0), signed
-    launch(kernels.combine, (-(-size // SHORT), 1), args, (SHORT,))
+    ends, count, spanned = _ends(rows, span)
+    numbers = size, count, rows.stride(0), 0 if start is None else sign
+    args = rows, coefficients, or_else(start, out), out, ends, *numbers
+    launch(kernels.combine, (-(-size // SHORT), 1), args, (spanned, SHORT))
     return out
 
 
-def project(rows: Tensor, vector: Tensor) -> Tensor:
-    """The inner products [count] of rows [count, n] with a vector [n]."""
-    count, size = rows.shape
+def write_row(rows: Tensor, place: Tensor, vector: Tensor, scale: Tensor) -> None:
+    """See `Operations.write_row`."""
+    size = rows.shape[1]
+    args = rows, vector, scale, place, size, rows.stride(0)
+    launch(kernels.write_row, (-(-size // SHORT), 1), args, (SHORT,))
+
+
+def project(rows: Tensor, vector: Tensor, span: Span | None = None) -> Tensor:
+    """The inner products [count] of rows [count, n], or of those of a span, with a vector [n]."""
+    size = rows.shape[1]
+    ends, count, spanned = _ends(rows, span)
     tile = WIDE if count <= WIDE[0] else DEEP
-    programs, span = _spans(rows, tile[1], PROJECTING)
+    programs, width = _spans(rows, tile[1], PROJECTING)
     parts, out = rows.new_empty(programs, count), rows.new_empty(count)
-    args = rows, vector, parts, size, count, rows.stride(0), span
-    launch(kernels.project, (programs, 1), args, tile)
+    args = rows, vector, parts, ends, size, count, rows.stride(0), width
+    launch(kernels.project, (programs, 1), args, (spanned, *tile))
     add_up_parts(parts, out)
     return out
 
@@ -166,6 +195,11 @@ def add_up_parts(parts: Tensor, out: Tensor, *, symmetric: bool = False) -> None
     most, sums = (FEWER_PARTS, MORE_SUMS) if programs <= FEWER_PARTS else (PARTS, SUMS)
     args = parts, out, programs, count, len(out) if symmetric else 0
     launch(kernels.add_up_parts, (-(-count // sums), 1), args, (most, sums), num_warps=8)
+
+
+def _ends(rows: Tensor, span: Span | None) -> tuple[Tensor, int, bool]:
+    """What kernels need of a span: its ends, the most rows, and whether there is one."""
+    return (rows, len(rows), False) if span is None else (span.ends, span.most, True)
 
 
 def _spans(rows: Tensor, columns: int, of_each: int, groups: int = 1) -> tuple[int, int]:
