@@ -124,7 +124,8 @@ class RecordedSpace:
             return parameters.scale_and_add_decay(curved(v), self._scale, v)
 
         basis, placement = CountedBasis(slots), Alone(len(self._gradient))
-        space = KrylovSpace(basis, product, preconditioner, self._gradient, placement)
+        # The recordings read its tensors, and do not keep them.
+        self._space = space = KrylovSpace(basis, product, preconditioner, self._gradient, placement)
 
         # All at once: autograd refuses the linearisation's graph after the parameters changed.
         parts: list[Callable[[], Any]] = [space.begin, space.measure, space.numbers]
