@@ -53,7 +53,6 @@ def work_of(
         most_previous=1,
         dimension=K,
         usual=True,
-        lasting=True,
         layout=BasisLayout(layout, Storage()),
     )
 

@@ -84,7 +84,6 @@ class KrylovBasis:
         most_previous: the number of previous steps that later steps will have.
         dimension: K.
         usual: whether K is the dimension of most steps.
-        lasting: whether the following steps use the same preconditioner.
         layout: how the basis is stored.
     """
 
@@ -98,7 +97,6 @@ class KrylovBasis:
     most_previous: int
     dimension: int
     usual: bool
-    lasting: bool
     layout: BasisLayout
 
     def prepare(self) -> tuple[CurvatureProduct, int]:

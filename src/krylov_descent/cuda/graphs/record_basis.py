@@ -71,7 +71,7 @@ def _recorded(
 ) -> "RecordedSpace | None":
     """The directions by recordings; None if they cannot be recorded or are stale."""
     D = work.preconditioner
-    if not (work.lasting and isinstance(D, InPlace) and engine.are_fresh(batch)):
+    if not (isinstance(D, InPlace) and engine.are_fresh(batch)):
         return None
 
     def make(capture: Capture, network: Network) -> RecordedSpace:

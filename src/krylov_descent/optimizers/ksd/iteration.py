@@ -91,7 +91,6 @@ class Iteration:
             most_previous=len(optimizer._previous),
             dimension=optimizer._dimension,
             usual=optimizer._dimension == optimizer.dimension,
-            lasting=self._schedule.current is self._schedule.last,
             layout=optimizer.layout,
         )
         return self._engine.launch(work)
