@@ -99,7 +99,7 @@ def test_a_method_whose_library_is_missing_is_named() -> None:
 def test_ksd_has_the_settings_of_table_2_and_small_forms_the_defaults() -> None:
     best, diagonal = (methods.settings_of(name, "curves") for name in ("ksd", "ksd-diagonal"))
     assert best["preconditioner"] == "kronecker"
-    assert "preconditioner" not in diagonal
+    assert diagonal["preconditioner"] == "fisher-diagonal"
     assert best["dimension"] < diagonal["dimension"]
     assert methods.settings_of("ksd", None) == {}
     assert methods.settings_of("hf", "curves") == {}

@@ -82,7 +82,7 @@ def test_optimizers_are_listed_on_few_lines(ksd: Ksd) -> None:
 def test_an_optimiser_shows_its_options(ksd: Ksd) -> None:
     answer = ksd("optimizers", "ksd")
     assert fits(answer.out)
-    assert re.search(r"\n  dimension +20 +K, the dimension of the Krylov", answer.out)
+    assert re.search(r"\n  dimension +auto +K, the dimension of the Krylov", answer.out)
     answer = ksd("optimizers", "torch.optim.RMSprop")
     assert re.search(r"\n  alpha +0.99 +smoothing constant", answer.out)
 

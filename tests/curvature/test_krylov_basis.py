@@ -51,8 +51,8 @@ def work_of(
         gradient=gradient,
         previous_steps=[numbers(len(gradient), seed=2)],
         most_previous=1,
+        provided_for=0,
         dimension=K,
-        usual=True,
         layout=BasisLayout(layout, Storage()),
     )
 

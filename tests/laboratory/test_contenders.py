@@ -39,7 +39,7 @@ def test_the_papers_settings_are_the_problems() -> None:
     assert optimizer.dimension == 80
     assert optimizer.bfgs_iterations == 30
     assert optimizer.subset_sizes.curvature == "paper"
-    assert make("ksd", in_the_paper()).dimension == 20
+    assert make("ksd", in_the_paper()).dimension == "auto"
     assert make("ksd-paper", in_the_paper(), dimension=5).dimension == 5
     assert make("ksd-paper").dimension == 20  # where no paper has settings
 
@@ -112,7 +112,11 @@ def test_an_unknown_option_is_told(name: str, option: str, nearest: str | None) 
     ("name", "options", "message"),
     [
         ("ksd", {"dimension": 0}, "`dimension` must be at least 1"),
-        ("ksd", {"dimension": "many"}, "`dimension` must be a whole number, found 'many'"),
+        (
+            "ksd",
+            {"dimension": "many"},
+            "`dimension` must be 'auto' or a whole number, found 'many'",
+        ),
         ("ksd", {"micro_batch": 1.5}, "`micro_batch` must be a whole number or None, found 1.5"),
         ("adam", {"lr": "fast"}, "`lr` must be a number, found 'fast'"),
         ("adam", {"clip_norm": True}, "`clip_norm` must be a number or None, found True"),
@@ -149,4 +153,5 @@ def test_options_show_what_this_contender_starts_with() -> None:
     assert (sgd["lr"], sgd["momentum"], sgd["batch_size"]) == ("0.01", "0.9", "128")
     ksd = {option.name: option for option in contender("ksd").options}
     assert ksd["curvature"].default == "gauss-newton"
-    assert ksd["dimension"].meaning == "K, the dimension of the Krylov subspace."
+    assert ksd["dimension"].default == "auto"
+    assert ksd["dimension"].meaning.startswith("K, the dimension of the Krylov subspace.")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from krylov_descent.algorithms.basis_storage import Alone, StoredBasis
 from krylov_descent.algorithms.coordinates import Coordinates
+from krylov_descent.algorithms.krylov import Found
 from krylov_descent.algorithms.subspace import Subspace
 from krylov_descent.curvature.preconditioners.preconditioner import Identity
 from krylov_descent.curvature.products import Curvature
@@ -235,9 +236,7 @@ def measured_and_true_noise(
     of_exact = Subspace(
         StoredBasis.at(vectors(subspace).double()),
         Alone(len(theta)),
-        subspace.curvature,
-        subspace.gram,
-        subspace.kept,
+        Found(subspace.kept, subspace.curvature, subspace.gram, subspace.squared_gradient),
     )
     exact = SearchObjective(
         exact_objective, as_samples((x.double(), wider(t))), theta.double().clone

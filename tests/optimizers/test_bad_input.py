@@ -200,7 +200,6 @@ def test_options_out_of_range_are_named(option: str, value: Any) -> None:
     ("option", "value"),
     [
         ("dimension", 2.5),
-        ("dimension", "20"),
         ("dimension", True),
         ("previous_steps", 1.5),
         ("bfgs_iterations", 3.0),
@@ -218,7 +217,13 @@ def test_options_of_another_kind_are_named(option: str, value: Any) -> None:
 
 
 def test_texts_in_place_of_numbers_and_devices_are_named() -> None:
-    for option, value in (("weight_decay", "x"), ("lr", "fast"), ("basis_device", "nowhere")):
+    for option, value in (
+        ("weight_decay", "x"),
+        ("lr", "fast"),
+        ("basis_device", "nowhere"),
+        ("dimension", "20"),
+        ("bfgs_iterations", "many"),
+    ):
         choices: Any = {option: value}
         with pytest.raises(ValueError, match=f"`{option}` must.*{value}"):
             KSD(network(), nn.MSELoss(), **choices)

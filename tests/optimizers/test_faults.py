@@ -110,7 +110,7 @@ def test_a_search_that_runs_into_nan_turns_back() -> None:
     def barrier(outputs: Tensor, targets: None) -> Tensor:
         return (-2 * outputs - (1 - outputs).log()).squeeze(1)
 
-    optimizer = KSD(model, barrier, curvature="hessian")
+    optimizer = KSD(model, barrier, curvature="hessian", bfgs_iterations=30)
     result = optimizer.step((torch.ones(4, 1).double(), None))
     assert result.status is Status.MOVED
     assert float(model.weight.detach()) == pytest.approx(0.5, abs=1e-6)

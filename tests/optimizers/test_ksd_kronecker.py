@@ -8,9 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD, FisherDiagonal, Identity, KroneckerFactors, Status
-from krylov_descent.optimizers.ksd.preconditioner_schedule import PreconditionerSchedule
+from krylov_descent.optimizers.ksd.preconditioner_schedule import (
+    CHOICE,
+    DIAGONAL,
+    KRONECKER,
+    NOT_YET,
+    ROOT_OF_DIAGONAL,
+    PreconditionerSchedule,
+)
 from tests import dense
-from tests.problems import make
+from tests.optimizers.nets import classes, net
+from tests.problems import make, physics_informed
 
 
 def regression() -> tuple[nn.Linear, Tensor, Tensor]:
@@ -81,11 +89,11 @@ def test_the_name_has_factors_after_20_steps() -> None:
         (21, KroneckerFactors, False),
         (3, FisherDiagonal, True),  # an earlier state was loaded
     ):
-        assert schedule.begin(steps) == another
+        assert schedule.begin({CHOICE: NOT_YET}, steps) == another
         assert type(schedule.current) is expected
         assert type(schedule.last) is KroneckerFactors
     plain = PreconditionerSchedule("identity", 1e-4)
-    assert not plain.begin(0)
+    assert not plain.begin({CHOICE: NOT_YET}, 0)
     assert type(plain.current) is Identity
 
 
@@ -216,3 +224,75 @@ def test_an_empty_parameter_is_no_matter() -> None:
     factors = KroneckerFactors(after=0)
     optimizer = KSD(model, nn.MSELoss(), dimension=2, preconditioner=factors)
     assert optimizer.step(data).status is Status.MOVED
+
+
+def margins(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Its second derivative in the outputs is neither diagonal nor that of a softmax."""
+    return (outputs.diff(dim=1) ** 2).sum(1) + (outputs**4).sum(1)
+
+
+class Stepping(nn.Module):
+    """A recurrent module, which has no Linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(2, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x.reshape(-1, 2, 2))[0][:, -1]
+        return found
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "options", "expected"),
+    [
+        (net(), nn.CrossEntropyLoss(), {}, KRONECKER),
+        (net(), margins, {}, DIAGONAL),
+        (net(), nn.CrossEntropyLoss(), {"activation_memory": 500, "micro_batch": 60}, DIAGONAL),
+        (nn.Sequential(nn.Linear(4, 2000), nn.Linear(2000, 3)), nn.MSELoss(), {}, DIAGONAL),
+        (Stepping(), nn.CrossEntropyLoss(), {}, DIAGONAL),
+    ],
+    ids=["linear layers", "no root", "little memory", "wide layers", "no linear layers"],
+)
+def test_auto_takes_factors_where_they_can_be_had_and_are_cheap(
+    model: nn.Module, loss: Any, options: dict[str, Any], expected: int
+) -> None:
+    x, labels = classes()
+    targets = torch.randn(len(x), 3) if isinstance(loss, nn.MSELoss) else labels
+    optimizer = KSD(model, loss, dimension=2, bfgs_iterations=2, **options)
+    optimizer.step((x, targets))
+    assert optimizer.param_groups[0][CHOICE] == expected
+    kind = KroneckerFactors if expected == KRONECKER else FisherDiagonal
+    assert isinstance(optimizer.preconditioner, kind)
+
+
+def test_auto_takes_the_root_for_a_forward_pass_that_differentiates() -> None:
+    problem = physics_informed()
+    optimizer = KSD(problem.model, problem.loss, dimension=2)
+    optimizer.step(problem.data)
+    assert optimizer.param_groups[0][CHOICE] == ROOT_OF_DIAGONAL
+    optimizer.step(problem.data)
+    found = optimizer.preconditioner
+    assert isinstance(found, FisherDiagonal)
+    assert found.exponent == 0.5
+    assert float(found.diagonal.min()) >= 1e-2
+    assert float(found.diagonal.max()) == 1
+
+
+def test_auto_has_the_diagonal_for_a_sharded_basis() -> None:
+    optimizer = KSD(net(), nn.CrossEntropyLoss(), basis="sharded")
+    assert isinstance(optimizer.preconditioner, FisherDiagonal)
+    optimizer.step(classes())
+    assert optimizer.param_groups[0][CHOICE] == NOT_YET
+
+
+def test_a_resumed_run_has_the_choice_of_its_state() -> None:
+    schedule = PreconditionerSchedule("auto", 1e-4)
+    schedule.begin({CHOICE: KRONECKER}, 30)
+    assert isinstance(schedule.current, KroneckerFactors)
+    schedule.begin({CHOICE: ROOT_OF_DIAGONAL}, 30)
+    assert isinstance(schedule.current, FisherDiagonal)
+    assert schedule.current.exponent == 0.5
+    assert schedule.begin({CHOICE: DIAGONAL}, 30)
+    assert schedule.current.exponent == 1
+    assert not schedule.begin({CHOICE: DIAGONAL}, 31)

@@ -77,7 +77,8 @@ def test_the_fisher_diagonal_is_the_mean_of_squares() -> None:
     """Not the square of the mean gradient, as in earlier programs."""
     problem = make("mlp", "cross-entropy")
     squares, gradient = dense.squares(problem), dense.gradient(problem)
-    optimizer = KSD(problem.model, problem.loss, dimension=3, weight_decay=0.01, epsilon=1e-3)
+    options: dict[str, Any] = {"preconditioner": "fisher-diagonal", "epsilon": 1e-3}
+    optimizer = KSD(problem.model, problem.loss, dimension=3, weight_decay=0.01, **options)
     optimizer.step(problem.data)
     assert isinstance(optimizer.preconditioner, FisherDiagonal)
     found, expected = optimizer.preconditioner.diagonal, squares + 0.01
@@ -256,6 +257,7 @@ def test_directions_of_little_curvature_are_known_to_the_first_step() -> None:
             curvature=curvature,
             preconditioner="identity",
             subset_size=1.0,
+            bfgs_iterations=30,
         )
         result = optimizer.step((inputs, targets))
         assert result.loss_after < 1e-12 * result.loss

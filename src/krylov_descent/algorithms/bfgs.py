@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from krylov_descent.algorithms.bundle import shortest_in_hull
+from krylov_descent.algorithms.diminishing_returns import DiminishingReturns
 from krylov_descent.algorithms.inverse_hessian import InverseHessian
 from krylov_descent.algorithms.line_search import LineSearchResult, Trial, WolfeSearch
 
@@ -41,6 +42,7 @@ class StopReason(StrEnum):
     ZERO_GRADIENT = "the gradient is zero"
     BELOW_NOISE = "the predicted decrease is below the noise of the objective"
     ITERATION_LIMIT = "the iteration limit was reached"
+    LITTLE_GAIN = "the last evaluations brought less than the step's average for their work"
     NO_DECREASE = "the line search found no acceptable step"
     START_NOT_FINITE = "the value or the gradient at the start is not finite"
 
@@ -70,6 +72,7 @@ class BFGS:
         max_iterations: the most line searches to make (the paper: at most 30).
         noise: standard deviation of the absolute error of one value. With 0 the search goes on to
             the limits of float64.
+        returns: tells when further iterations are not worth their work; None to go on.
 
     Attributes:
         point: the point to evaluate [m]; after the end, the point of the result.
@@ -91,9 +94,10 @@ class BFGS:
         *,
         max_iterations: int = 30,
         noise: float = 0.0,
+        returns: DiminishingReturns | None = None,
     ) -> None:
         _check_arguments(start, max_iterations, noise)
-        self.max_iterations, self.noise = max_iterations, noise
+        self.max_iterations, self.noise, self._returns = max_iterations, noise, returns
         self.iterations = self.evaluations = 0
         self.point = start
         self.result: BFGSResult | None = None
@@ -182,7 +186,9 @@ class BFGS:
         elif found.best.value < self.best.value:
             self.best = previous.moved(self.direction, found.best)
 
-        if found.accepted is not None:
+        if self._returns and self._returns.have_come(self.evaluations, self.best.value):
+            self._finish(StopReason.LITTLE_GAIN)
+        elif found.accepted is not None:
             # From the slopes, which are more exact than the values unless there is a kink between
             # them.
             by_slopes = -found.accepted.step * (slope + found.accepted.slope) / 2

@@ -64,6 +64,10 @@ class GrowingBasis:
         """Σ c_k row k over the last rows, as a new vector [n]."""
         return self.rows.combine(self._last, coefficients)
 
+    def gram(self) -> Tensor:
+        """The inner products between all places for rows, those without a row as zero."""
+        return self.rows.gram()
+
     def add_to_last(self, numbers: Tensor, further: Tensor) -> Tensor:
         """Numbers of all rows, with further numbers of the last rows added; a new tensor."""
         found = numbers.clone()

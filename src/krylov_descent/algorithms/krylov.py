@@ -10,7 +10,7 @@ passes, and H̄ a third. The paper's computations with orthonormal vectors use V
 
 from collections.abc import Callable
 from functools import cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -122,7 +122,7 @@ class KrylovSpace:
 
     def numbers(self) -> Tensor:
         """H̄, VᵀV and the squared lengths of the directions, as `found_on_host` takes them."""
-        placement, gram = self._placement, self._basis.rows.gram()
+        placement, gram = self._placement, self._basis.gram()
         small = placement.settled(torch.stack([self._curvature, placement.dots(gram)]))
         return torch.cat([*small, self._lengths.t()])
 
@@ -214,10 +214,17 @@ def fill_with_krylov_space(space: Directions, krylov: int, previous: int) -> Ten
     return space.numbers()
 
 
-def found_on_host(found: Tensor) -> tuple[list[int], Tensor, Tensor]:
-    """The rows that did not vanish, and H̄ and VᵀV between these rows, symmetric, on the CPU.
+class Found(NamedTuple):
+    """What is known of a basis on the host. H̄ and VᵀV are symmetric."""
 
-    H̄ is in float64, and VᵀV in the precision of the vectors.
+    kept: list[int]  # the r rows that did not vanish
+    curvature: Tensor  # H̄ between these rows [r, r], float64
+    gram: Tensor  # VᵀV between these rows [r, r], in the precision of the vectors
+    squared_gradient: float  # gᵀD⁻¹g
+
+
+def found_on_host(found: Tensor) -> Found:
+    """Copy what was found to the host.
 
     Args:
         found: by `fill_with_krylov_space`, [2(K + m) + 1, K + m]. Of H̄ and VᵀV only the lower
@@ -232,7 +239,8 @@ def found_on_host(found: Tensor) -> tuple[list[int], Tensor, Tensor]:
     if len(rows) < count:
         both = both[:, rows[:, np.newaxis], rows]
     curvature, gram = np.where(_lower_triangle(len(rows)), both, both.transpose(0, 2, 1))
-    return rows.tolist(), torch.from_numpy(curvature.astype(np.float64)), torch.from_numpy(gram)
+    projected = torch.from_numpy(curvature.astype(np.float64))
+    return Found(rows.tolist(), projected, torch.from_numpy(gram), float(numbers[-1, 0]))
 
 
 @cache

@@ -6,6 +6,7 @@ from torch import Tensor
 from krylov_descent.algorithms.basis_storage import Placement, Storage, StoredBasis
 from krylov_descent.algorithms.growing_basis import GrowingBasis
 from krylov_descent.algorithms.krylov import (
+    Found,
     KrylovSpace,
     Product,
     fill_with_krylov_space,
@@ -20,21 +21,18 @@ class Subspace:
     Args:
         rows: V as r rows, r ≤ K + m with m previous steps.
         placement: which part of each vector this rank stores.
-        curvature: H̄ = VᵀHV [r, r], float64 on the CPU, symmetric. Not finite if a product was not.
-        gram: VᵀV [r, r], in the precision of the vectors, on the CPU.
-        kept: the index of each row among the K + m directions, of which some may have vanished.
+        found: `curvature`, H̄ = VᵀHV [r, r], is not finite if a product was not. `kept` has the
+            index of each row among the K + m directions, of which some may have vanished.
     """
 
     def __init__(
         self,
         rows: StoredBasis,
         placement: Placement,
-        curvature: Tensor,
-        gram: Tensor,
-        kept: list[int],
+        found: Found,
     ) -> None:
         self.rows, self.placement = rows, placement
-        self.curvature, self.gram, self.kept = curvature, gram, kept
+        self.kept, self.curvature, self.gram, self.squared_gradient = found
 
     @property
     def rank(self) -> int:
@@ -107,9 +105,9 @@ def cut(rows: StoredBasis, placement: Placement, found: Tensor) -> Subspace:
         placement: which part of each vector this rank stores.
         found: what `fill_with_krylov_space` returned for the rows.
     """
-    kept, curvature, gram = found_on_host(found)
-    for slot, row in enumerate(kept):
+    on_host = found_on_host(found)
+    for slot, row in enumerate(on_host.kept):
         if slot != row:
             rows.move(row, slot)
-    rows.cut(len(kept))
-    return Subspace(rows, placement, curvature, gram, kept)
+    rows.cut(len(on_host.kept))
+    return Subspace(rows, placement, on_host)

@@ -83,7 +83,7 @@ class KrylovBasis:
         previous_steps: m vectors [n], which join as the last directions. The list is emptied.
         most_previous: the number of previous steps that later steps will have.
         dimension: K.
-        usual: whether K is the dimension of most steps.
+        provided_for: where the memory of a basis is kept, there is room for so many directions.
         layout: how the basis is stored.
     """
 
@@ -96,7 +96,7 @@ class KrylovBasis:
     previous_steps: list[Tensor]
     most_previous: int
     dimension: int
-    usual: bool
+    provided_for: int
     layout: BasisLayout
 
     def prepare(self) -> tuple[CurvatureProduct, int]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from krylov_descent.laboratory.choices import UnknownNameError, unknown_name
-from krylov_descent.laboratory.problems.problem import Problem
+from krylov_descent.laboratory.problems.problem import PaperSettings, Problem
 from krylov_descent.laboratory.signatures import (
     Option,
     check_kinds,
@@ -98,13 +98,14 @@ class Contender:
 
 
 def _paper_ksd(problem: Problem) -> Options:
-    if problem.paper is None:
-        return {}
+    paper = problem.paper or PaperSettings
     return {
-        "dimension": problem.paper.krylov_dimension,
-        "bfgs_iterations": problem.paper.bfgs_iterations,
+        "dimension": paper.krylov_dimension,
+        "bfgs_iterations": paper.bfgs_iterations,
+        "preconditioner": "fisher-diagonal",
         "subset_size": "paper",
         "previous_steps": 1,
+        "tf32": False,
     }
 
 

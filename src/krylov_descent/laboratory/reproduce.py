@@ -30,11 +30,18 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     CURVES_CODE_6: ("curves", {"code_size": 6}),
     STARCRAFT_OPPONENT: (starcraft.NAME, {"observed": "opponent"}),
 }
+# What were the defaults when the runs were made.
+FORMER: dict[str, Any] = {
+    "dimension": 20,
+    "bfgs_iterations": 30,
+    "preconditioner": "fisher-diagonal",
+    "tf32": False,
+}
 # On the autoencoders the paper's preconditioner takes more directions than Kronecker factors.
 DIAGONAL_SETTINGS: dict[str, dict[str, Any]] = {
-    "curves": {"dimension": 40, "subset_size": 0.125, "tf32": True},
-    CURVES_CODE_6: {"dimension": 40, "subset_size": 0.125, "tf32": True},
-    "mnist-autoencoder": {"dimension": 80, "subset_size": 3_750, "tf32": True},
+    "curves": {**FORMER, "dimension": 40, "subset_size": 0.125, "tf32": True},
+    CURVES_CODE_6: {**FORMER, "dimension": 40, "subset_size": 0.125, "tf32": True},
+    "mnist-autoencoder": {**FORMER, "dimension": 80, "subset_size": 3_750, "tf32": True},
 }
 # And with these fewer do, the more of them the harder the problem.
 KRONECKER_DIMENSIONS = {"curves": 12, CURVES_CODE_6: 20, "mnist-autoencoder": 12}
@@ -45,16 +52,11 @@ BEST_SETTINGS: dict[str, dict[str, Any]] = {
         row: {**options, "dimension": KRONECKER_DIMENSIONS[row], "preconditioner": "kronecker"}
         for row, options in DIAGONAL_SETTINGS.items()
     },
-    "mnist-classifier": {"dimension": 20, "subset_size": 3_000, "tf32": True},
-    "mnist-classifier-pretrained": {"dimension": 20, "subset_size": 3_000, "previous_steps": 1},
-    speech.NAME: {
-        "dimension": 20,
-        "subset_size": "fixed",
-        "previous_steps": 1,
-        "tf32": True,
-    },
+    "mnist-classifier": {**FORMER, "subset_size": 3_000, "tf32": True},
+    "mnist-classifier-pretrained": {**FORMER, "subset_size": 3_000, "previous_steps": 1},
+    speech.NAME: {**FORMER, "subset_size": "fixed", "previous_steps": 1, "tf32": True},
 }
-STARCRAFT_SETTINGS: dict[str, Any] = {"subset_size": "fixed"}  # all of some 740 games
+STARCRAFT_SETTINGS: dict[str, Any] = {**FORMER, "subset_size": "fixed"}  # all of some 740 games
 QUICK_SECONDS = 20.0
 QUICK_SPLITS = 2
 # A run that has not stopped by itself after so long is shown as it is then.

@@ -40,6 +40,8 @@ class StepResult:
             error. It is measured only if no decrease was found, else None.
         step_norm: ‖d‖ of the step taken; 0 if none was taken.
         rank: dimension of the subspace that was searched.
+        dimension_reason: how many directions the next step of KSD has, and why; empty if the number
+            was given or no step was taken.
         ritz_values: eigenvalues of the projected curvature H̄, ascending, before flooring.
         samples: |A|.
         curvature_samples: |B|.
@@ -72,6 +74,7 @@ class StepResult:
     gradient_noise: float | None = None
     step_norm: float = 0.0
     rank: int = 0
+    dimension_reason: str = ""
     ritz_values: tuple[float, ...] = ()
     samples: int = 0
     curvature_samples: int = 0

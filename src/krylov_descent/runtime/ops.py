@@ -176,8 +176,13 @@ class Operations:
         """
         rows.index_copy_(0, place, (vector * scale).unsqueeze(0))
 
-    def gram(self, rows: Tensor) -> Tensor:
-        """The inner products [k, k] between rows [k, n], in the precision of forward passes."""
+    def gram(self, rows: Tensor, span: Span | None = None) -> Tensor:
+        """The inner products [k, k] between rows [k, n], in the precision of forward passes.
+
+        Args:
+            rows: [k, n]; those outside of the span are zero.
+            span: the rows that are not zero, beginning with the first; all by default.
+        """
         with forward_precision():
             return rows @ rows.t()
 

@@ -22,6 +22,7 @@ from krylov_descent.runtime.threads import cuda_turn
 
 SETTINGS: Any = torch.backends.cuda.matmul  # Any: torch's annotations lack `fp32_precision`
 TF32_EPSILON = 2.0**-10
+FIRST_WITH_TF32 = (8, 0)  # the compute capability
 
 
 class _Outside(threading.local):
@@ -32,6 +33,14 @@ class _Outside(threading.local):
 
 
 _outside = _Outside()
+
+
+def tf32_suggests_itself(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a GPU computes float32 in tf32, and torch was not told how to multiply."""
+    if device.type != "cuda" or dtype != torch.float32:
+        return False
+    free = SETTINGS.fp32_precision == "none"
+    return free and torch.cuda.get_device_capability(device) >= FIRST_WITH_TF32
 
 
 @contextmanager

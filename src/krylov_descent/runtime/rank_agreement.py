@@ -12,7 +12,7 @@ from krylov_descent.runtime.checksums import checksums
 from krylov_descent.runtime.ranks import FIRST, Ranks
 
 SHOWN = 5  # the most differences that an error message names
-MOST_NUMBERS = 8  # the most numbers that the other ranks take from rank 0
+MOST_NUMBERS = 10  # the most numbers that the other ranks take from rank 0
 READY, FAILED, WITHOUT_DATA = range(3)
 NOTHING = [0] * (2 + MOST_NUMBERS)
 
@@ -26,7 +26,7 @@ def check_alike(
         ranks: to compare.
         settings: text by name; must be equal on all ranks.
         tensors: by name; must be equal on all ranks, bit for bit.
-        numbers: at most eight, the same count on all ranks. All ranks go on with rank 0's numbers.
+        numbers: at most ten, the same count on all ranks. All ranks go on with rank 0's numbers.
 
     Returns:
         A random number that identifies the step, and rank 0's numbers; both are equal on all ranks.
@@ -35,7 +35,7 @@ def check_alike(
         ValueError: on all ranks, if a rank differs from rank 0.
         RankError: another rank failed earlier. The failed rank raises its own error.
 
-    Cost: one pass over the tensors, and twelve numbers from each rank.
+    Cost: one pass over the tensors, and fourteen numbers from each rank.
     """
     own, sums = NOTHING, dict[str, int]()
     with ranks.own_work():

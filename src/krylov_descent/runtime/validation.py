@@ -15,6 +15,15 @@ def check_counts(**given: Any) -> None:
             raise ValueError(f"`{name}` must be at least 1, found {value}")
 
 
+def check_counts_or_auto(**given: Any) -> None:
+    """Raise TypeError or ValueError unless each is "auto" or a whole number of at least 1."""
+    for name, value in given.items():
+        if isinstance(value, str) and value != "auto":
+            raise ValueError(f"`{name}` must be 'auto' or a whole number, found {value!r}")
+        if not isinstance(value, str):
+            check_counts(**{name: value})
+
+
 def check_whole(**given: Any) -> None:
     """Raise TypeError unless each argument is a whole number."""
     for name, value in given.items():

@@ -14,6 +14,7 @@ from krylov_descent.cuda.engine import RecordingEngine
 from krylov_descent.cuda.graphs.staleness import PULSE
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.network import Network
+from krylov_descent.runtime.ops import operations
 from tests.engines import RECORDING, device_of, objective_on
 
 
@@ -116,17 +117,33 @@ def test_a_batch_is_read_where_it_is_while_it_stays_there(engine: str) -> None:
 def test_room_is_the_same_until_something_else_is_asked_for(engine: str) -> None:
     _, recorder, batch = case(engine)
     graphs, like = recorder.graphs, torch.empty(7).to(batch.inputs)
-    room = graphs.room(3, like)
-    assert room.shape == (3, 7)
-    assert not room.any()
-    assert graphs.room(3, torch.ones_like(like)) is room
+    room = graphs.room(2, 3, like)
+    assert room.slots.shape == (3, 7)
+    assert not room.slots.any()
+    assert graphs.room(2, 3, torch.ones_like(like)) is room
     graphs.forget()
-    assert graphs.room(3, like) is room
-    assert copy.deepcopy(graphs).room(3, like) is not room
-    double = graphs.room(3, like.double())
-    assert (double.shape, double.dtype) == ((3, 7), torch.float64)
+    assert graphs.room(3, 12, like) is room  # they fit
+    assert graphs.room(1, 1, like) is room  # hardly any memory is wasted
+    assert copy.deepcopy(graphs).room(2, 3, like) is not room
+    double = graphs.room(2, 3, like.double())
+    assert (double.slots.shape, double.slots.dtype) == ((3, 7), torch.float64)
+    larger = graphs.room(4, 2, like.double())
+    assert len(larger.slots) == 4
+    graphs.room(40, 0, like)
+    assert len(graphs.room(2, 3, like).slots) == 3
     graphs.clear()
-    assert graphs.room(3, like.double()) is not double
+    assert graphs.room(2, 3, like) is not room
+
+
+@pytest.mark.parametrize("engine", RECORDING)
+def test_rows_of_a_room_are_counted(engine: str) -> None:
+    _, recorder, batch = case(engine)
+    room = recorder.graphs.room(2, 3, torch.empty(7).to(batch.inputs))
+    room.slots.fill_(1)
+    for rows in (2, 3, 1):
+        room.fill(rows)
+        found = operations().project(room.slots, room.slots[0], room.filled)
+        assert found.tolist() == [7] * rows + [0] * (3 - rows)
 
 
 @pytest.mark.parametrize("engine", RECORDING)

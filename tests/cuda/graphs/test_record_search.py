@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from krylov_descent import KSD, Objective, Status
 from krylov_descent.algorithms.basis_storage import Alone, StoredBasis
 from krylov_descent.algorithms.coordinates import Coordinates
+from krylov_descent.algorithms.krylov import Found
 from krylov_descent.algorithms.noise import error_sums, noise_from, noise_steps
 from krylov_descent.algorithms.subspace import Subspace
 from krylov_descent.cuda.engine import RecordingEngine
 from krylov_descent.cuda.graphs import record_search
+from krylov_descent.cuda.graphs.basis_room import BasisRoom
 from krylov_descent.cuda.graphs.record_search import RecordedSearch
 from krylov_descent.objective.batches import as_samples
 from krylov_descent.objective.search_objective import Search, SearchObjective
@@ -22,6 +24,7 @@ from tests.engines import ENGINES, RECORDING, device_of, engine_of, objective_on
 from tests.optimizers.nets import classes, net, parameters_of
 
 ROWS, KEPT = 4, [0, 2, 3]  # of the rows that are made, one vanishes
+SPARE = 3  # places that no row has
 
 
 def on(engine: str, count: int = 60) -> tuple[Tensor, Tensor]:
@@ -37,7 +40,7 @@ def subspace_of(slots: Tensor) -> tuple[Subspace, Coordinates]:
     rows.cut(len(KEPT))
     gram = (kept @ kept.t()).cpu()
     curvature = gram @ gram + torch.eye(len(KEPT), dtype=torch.float64)
-    subspace = Subspace(rows, Alone(slots.shape[1]), curvature, gram, KEPT)
+    subspace = Subspace(rows, Alone(slots.shape[1]), Found(KEPT, curvature, gram, 1.0))
     return subspace, Coordinates(curvature, gram, 1e-6)
 
 
@@ -52,13 +55,16 @@ class Case:
         self.plain = Objective(self.model, loss, params=groups)
         self.theta = self.objective.parameters.copy()
         self.previous = 0.1 * torch.randn_like(self.theta)
-        self.slots = torch.randn(ROWS, len(self.theta), dtype=torch.float64).to(self.theta)
+        self.room = BasisRoom.empty(ROWS + SPARE, self.theta)
+        self.room.fill(ROWS)
+        self.slots = self.room.slots[:ROWS]
+        self.slots.copy_(torch.randn(ROWS, len(self.theta), dtype=torch.float64))
 
     def searches(self) -> tuple[RecordedSearch, SearchObjective]:
         """By recordings, launched before the subspace is known, and as it is."""
         engine, samples = self.objective.engine, as_samples(self.data)
         assert isinstance(engine, RecordingEngine)
-        engine.basis_slots = self.slots
+        engine.basis_room = self.room
         found = engine.launch(Search(self.objective, samples, self.previous.clone)).result()
         assert isinstance(found, RecordedSearch)
         plain = SearchObjective(self.plain, samples, self.previous.clone, self.theta)
@@ -228,7 +234,7 @@ def test_an_evaluation_that_cannot_be_recorded_leaves_parameters_bit_for_bit(
     engine_used, samples = case.objective.engine, as_samples(case.data)
     assert isinstance(engine_used, RecordingEngine)
     monkeypatch.setattr(record_search, "_evaluate", unrecordable)
-    engine_used.basis_slots = case.slots
+    engine_used.basis_room = case.room
     work = Search(case.objective, samples, case.previous.clone)
     with pytest.warns(UserWarning, match="cannot be recorded"):
         found = engine_used.launch(work).result()

@@ -415,7 +415,8 @@ def test_steps_repeat_to_the_last_bit_and_agree_with_torch(
     def trained() -> Tensor:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(200, 600), nn.Sigmoid(), nn.Linear(600, 100)).to(DEVICE)
-        optimizer = KSD(model, nn.BCEWithLogitsLoss(), dimension=8, subset_size=500)
+        settings: dict[str, Any] = {"dimension": 8, "bfgs_iterations": 30, "subset_size": 500}
+        optimizer = KSD(model, nn.BCEWithLogitsLoss(), tf32=False, **settings)
         for _ in range(4):
             optimizer.step((x, y))
         return nn.utils.parameters_to_vector(model.parameters()).detach()

@@ -92,6 +92,21 @@ def test_all_inner_products_between_rows(
 
 @pytest.mark.gpu
 @pytest.mark.interpreted
+@pytest.mark.parametrize("filled", [1, 8, 9, 20])
+def test_all_inner_products_between_the_rows_that_are_filled(
+    long_rows: Operations, filled: int
+) -> None:
+    rows = with_gaps(35)
+    rows[filled:] = 0
+    ends = torch.tensor([0, filled], device=rows.device)
+    found = long_rows.gram(rows, Span(ends, len(rows)))
+    assert error_of_gram(found[:filled, :filled], rows[:filled]) < 3 * EXACT
+    found[:filled, :filled] = 0
+    assert not found.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.interpreted
 @pytest.mark.parametrize("bad", [NAN, INFINITY])
 def test_a_row_that_is_not_finite_spoils_its_own_inner_products(
     long_rows: Operations, bad: float
@@ -221,7 +236,7 @@ def test_a_basis_is_that_of_float64(launched: list[str], kind: str) -> None:
         rows, found = basis(METRICS[kind](diagonal), g, [step])
     exact, expected = basis(METRICS[kind](diagonal.double()), g.double(), [step.double()])
     assert error(rows, exact) < 1e-5
-    for mine, theirs in zip(found_on_host(found)[1:], found_on_host(expected)[1:], strict=True):
+    for mine, theirs in zip(found_on_host(found)[1:3], found_on_host(expected)[1:3], strict=True):
         assert error(mine, theirs) < 1e-5
     assert launched.count("gram") == rows.is_cuda
     assert {"project", "combine", "write_row"} <= set(launched)
@@ -237,7 +252,7 @@ def test_directions_that_vanish_are_zero(recorded: bool) -> None:
     slots = torch.zeros(4, SIZE, device=DEVICE)
     with on_tensor_cores() if recorded else nullcontext():
         found = fill_slots(slots, lambda v: 2 * diagonal * v, Diagonal(diagonal), g, [])
-    there, curved, _ = found_on_host(found)
+    there, curved, *_ = found_on_host(found)
     assert there == [0]
     assert abs(float(curved) - 2) < 1e-5
     assert not slots[1:].any()

@@ -124,5 +124,5 @@ def test_preconditioners_by_name_and_by_protocol() -> None:
     "given", ["diagonal", None, 3, torch.zeros(2), nn.Linear(1, 1), FisherDiagonal]
 )
 def test_other_preconditioners_are_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match=r"`preconditioner` must be 'fisher-diagonal'.*found"):
+    with pytest.raises(ValueError, match=r"`preconditioner` must be 'auto'.*found"):
         make_preconditioner(given, 1e-4)

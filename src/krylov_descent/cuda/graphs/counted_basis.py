@@ -65,6 +65,9 @@ class CountedBasis(GrowingBasis):
     def combine_last(self, coefficients: Tensor) -> Tensor:
         return operations().combine(self.rows.stored, coefficients, span=self._last_rows)
 
+    def gram(self) -> Tensor:
+        return operations().gram(self.rows.stored, self._all)
+
     def add_to_last(self, numbers: Tensor, further: Tensor) -> Tensor:
         index, _ = self._last_rows.indices(len(numbers))
         return numbers.index_add(0, index, further)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.cuda.graphs.aliased_network import Aliased
+from krylov_descent.cuda.graphs.basis_room import BasisRoom
 from krylov_descent.cuda.graphs.capture import Capture, Part, Recording
 from krylov_descent.objective.batches import Batch, tensors_in
 from krylov_descent.objective.network import Network
@@ -52,7 +53,7 @@ class GraphCache:
         self._asked: dict[str, Key] = {}
         self._impossible: set[str] = set()
         self._places: dict[str, tuple[int, ...]] = {}
-        self._room: Tensor | None = None
+        self._room: BasisRoom | None = None
         self._step: _Known | None = None
         self.loaded_is_new = False
 
@@ -70,11 +71,17 @@ class GraphCache:
         """Drop all recordings; the memory of the basis stays allocated."""
         self._held, self._asked, self._impossible = {}, {}, set()
 
-    def room(self, rows: int, like: Tensor) -> Tensor:
-        """Memory [rows, n] for vectors like a given one [n], at the same address in every step."""
-        kind = (rows, len(like)), like.dtype, like.device
-        if self._room is None or (self._room.shape, self._room.dtype, self._room.device) != kind:
-            self._room = like.new_zeros(rows, len(like))
+    def room(self, rows: int, places: int, like: Tensor) -> BasisRoom:
+        """Memory for vectors like a given one [n], the same as long as they fit.
+
+        Args:
+            rows: the number of vectors.
+            places: for how many vectors to make room, if that must be made.
+            like: a vector [n].
+        """
+        if self._room is None or not self._room.suits(rows, places, like):
+            self._room = None  # free it first
+            self._room = BasisRoom.empty(max(rows, places), like)
         return self._room
 
     def release(self, *, but: Collection[str]) -> None:

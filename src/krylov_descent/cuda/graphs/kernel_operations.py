@@ -57,10 +57,10 @@ class BasisOperations(LongRows, RecordedOperations):
         self._products.make_ready(vector, scale, written=rows)
         super().write_row(rows, place, vector, scale)
 
-    def gram(self, rows: Tensor) -> Tensor:
+    def gram(self, rows: Tensor, span: Span | None = None) -> Tensor:
         """See `LongRows`."""
         self._products.make_ready(rows)
-        return super().gram(rows)
+        return super().gram(rows, span)
 
 
 class TensorCoreOperations(BasisOperations):

@@ -33,7 +33,7 @@ from krylov_descent.runtime.ops import Operations, use
 def launch_basis(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
     """The basis; launched at once if it is recorded already and the step is repeatable."""
     at_hand = work.layout.kind == "replicated" and work.layout.storage.is_plain
-    if work.objective.ranks.together or not at_hand or not work.usual:
+    if work.objective.ranks.together or not at_hand:
         return Launched(work.run)
     if engine.repeatable and engine.graphs.has(_name(work)):
         return _launched(engine, work)
@@ -46,7 +46,11 @@ def _launched(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
     if batch is None:
         return Launched(lambda: work.build(product, learnt))
     krylov, previous = min(work.dimension, work.gradient.numel()), len(work.previous_steps)
-    slots = engine.graphs.room(krylov + work.most_previous, work.gradient)
+    provided = min(work.provided_for, work.gradient.numel())
+    room = engine.graphs.room(
+        krylov + work.most_previous, provided + work.most_previous, work.gradient
+    )
+    slots = room.slots
     stored, placement = StoredBasis.at(slots), Alone(work.gradient.numel())
     space: Directions | None = _recorded(engine, work, product, batch, slots)
     if space is None:
@@ -57,7 +61,8 @@ def _launched(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
     kernels = basis_operations(slots.device) if is_large(work.objective.network) else Operations()
     with torch.cuda.device_of(slots), use(kernels):
         found = fill_with_krylov_space(space, krylov, previous)
-    engine.basis_slots, on_host = slots, to_host(found)
+    room.fill(krylov + previous)
+    engine.basis_room, on_host = room, to_host(found)
 
     def there() -> Basis:
         subspace = cut(stored, placement, on_host.result())

@@ -26,6 +26,7 @@ from krylov_descent.algorithms.noise import (
 )
 from krylov_descent.algorithms.subspace import Subspace
 from krylov_descent.cuda.graphs.aliased_network import Aliased
+from krylov_descent.cuda.graphs.basis_room import BasisRoom
 from krylov_descent.cuda.graphs.capture import Recording
 from krylov_descent.cuda.graphs.host_transfer import arriving, placed, to_host
 from krylov_descent.cuda.graphs.parallel_branches import begin, join, side_by_side
@@ -45,15 +46,15 @@ from krylov_descent.runtime.private import copy_each
 
 def launch_search(engine: Recorder, work: Search) -> Launched[SearchObjective]:
     """The search, with f_C(θ) launched behind the basis if that is in the engine's slots."""
-    if engine.basis_slots is None:  # the basis is not launched yet
+    if engine.basis_room is None:  # the basis is not launched yet
         return Launched(lambda: _launched(engine, work))
     return Launched.done(_launched(engine, work))
 
 
 def _launched(engine: Recorder, work: Search) -> SearchObjective:
-    slots, objective = engine.basis_slots, work.objective
-    batch = None if slots is None else objective.single_batch(work.samples)
-    if slots is None or batch is None:
+    room, objective = engine.basis_room, work.objective
+    batch = None if room is None else objective.single_batch(work.samples)
+    if room is None or batch is None:
         return work.run()
     device = objective.parameters.device
     batch = batch.to(device)
@@ -63,14 +64,14 @@ def _launched(engine: Recorder, work: Search) -> SearchObjective:
     engine.open_search = plain = SearchObjective(objective, work.samples, work.previous, theta)
 
     def mailbox(*_: Any) -> SearchMailbox:
-        return SearchMailbox(len(slots), slots)
+        return SearchMailbox(len(room.slots), room.slots)
 
     evaluation = engine.graphs.load(
         EVALUATION,
-        partial(_evaluate, slots),
+        partial(_evaluate, room),
         batch,
         *(theta, normaliser, work.previous()),
-        fixed=(slots,),
+        fixed=room.tensors,
         held=mailbox,
     )
     if evaluation is None:
@@ -80,8 +81,8 @@ def _launched(engine: Recorder, work: Search) -> SearchObjective:
     apart = _may_be_side_by_side(engine, batch)
     errors = partial(_error_sums_at_points, objective, apart)
     noise = engine.graphs.beside(evaluation, NOISE, errors, held=_sums_on_host)
-    taking, to_take = partial(_take, slots), partial(_numbers_to_take, slots)
-    step = engine.graphs.beside(evaluation, STEP, taking, fixed=(slots,), held=to_take)
+    taking, to_take = partial(_take, room), partial(_numbers_to_take, room.slots)
+    step = engine.graphs.beside(evaluation, STEP, taking, fixed=room.tensors, held=to_take)
     found = RecordedSearch(
         engine, work, theta, batch.size, to_host(normaliser), evaluation, noise, step
     )
@@ -200,7 +201,7 @@ def _read(numbers: Launched[Tensor]) -> tuple[float, Vector]:
 
 
 def _evaluate(
-    slots: Tensor,
+    room: BasisRoom,
     network: Aliased,
     batch: Batch,
     theta: Tensor,
@@ -212,7 +213,7 @@ def _evaluate(
     """Evaluate at the mailbox's coefficients, for a recording; returns the mailbox."""
     # The copies from and to the host are recorded too, which saves their launches.
     parameters = network.parameters
-    point = operations().combine(slots, held.coefficients(), theta)
+    point = operations().combine(room.slots, held.coefficients(), theta, room.filled)
     here = network if under_way() is None else network.at(point)
     if here is network:  # torch's kernels need aligned parameters
         parameters.assign(point)
@@ -226,7 +227,7 @@ def _evaluate(
     join()
     # Whole vectors in one dtype: other kernels take two to five times as long.
     gradient = parameters.scale_and_add_decay(parameters.flatten(gradients), scale, point)
-    held.bring(value, operations().project(slots, gradient))
+    held.bring(value, operations().project(room.slots, gradient, room.filled))
     return held
 
 
@@ -265,7 +266,7 @@ def _sums_on_host(network: Aliased, *_: Any) -> Tensor:
 
 
 def _take(
-    slots: Tensor,
+    room: BasisRoom,
     network: Aliased,
     _batch: Batch,
     theta: Tensor,
@@ -274,7 +275,8 @@ def _take(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Write θ + Vc to the parameters, for a recording; returns c, ‖Vc‖ and the pieces of Vc."""
     coefficients, norm = held
-    step = operations().combine(slots, coefficients.to(slots.device, non_blocking=True))
+    here = coefficients.to(theta.device, non_blocking=True)
+    step = operations().combine(room.slots, here, span=room.filled)
     network.parameters.assign(theta + step)
     norm.copy_(step.norm().double().reshape(1), non_blocking=True)
     return coefficients, norm[0], network.parameters.pieces(step)

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from krylov_descent.cuda.graphs.basis_room import BasisRoom
 from krylov_descent.cuda.graphs.capture import Capture
 from krylov_descent.cuda.graphs.graph_cache import GraphCache
 from krylov_descent.cuda.graphs.staleness import PULSE, Staleness
@@ -35,7 +36,7 @@ class Recorder(Engine):
         graphs: cache of recordings.
         staleness: compares recordings with the model.
         settled_at: `staleness.times_stale` when squared gradients were last computed eagerly.
-        basis_slots: the rows [K + m, n] of this step's basis; None unless the engine computed it.
+        basis_room: with the rows of this step's basis; None unless the engine computed it.
         open_search: the search launched in this step, which may have written to the parameters.
     """
 
@@ -44,7 +45,7 @@ class Recorder(Engine):
         self.graphs = GraphCache(objective.network, capture)
         self.staleness = Staleness(objective.network, self.graphs)
         self.settled_at = 0
-        self.basis_slots: Tensor | None = None
+        self.basis_room: BasisRoom | None = None
         self.open_search: SearchObjective | None = None
         self._trusted: list[Batch] = []  # batches whose recordings were assumed to be fresh
         self._was_repeatable = False  # `repeatable`, before `verify` reset it
@@ -109,7 +110,7 @@ class Recorder(Engine):
                 yield
             finally:
                 self._trusted, self._was_repeatable = [], False
-                self.basis_slots, search, self.open_search = None, self.open_search, None
+                self.basis_room, search, self.open_search = None, self.open_search, None
                 if search is not None:  # its step was not taken
                     search.restore()
                     self.finish()

@@ -84,7 +84,7 @@ def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
             yield partial(vectors.combine, of, of[0, :most], span=span)
             yield partial(vectors.project, of, of[0], span)
     yield partial(vectors.write_row, more, ends[1:], more[0], more[0, :1])
-    yield partial(vectors.gram, rows)
+    yield partial(vectors.gram, more, Span(ends, 3))
 
 
 def _split(x: Tensor, bound: Tensor) -> SplitMatrix:

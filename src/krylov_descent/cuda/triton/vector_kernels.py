@@ -141,15 +141,17 @@ def _products(a, b):
 
 @triton.jit(
     do_not_specialize=["size", "count", "stride", "span"],
-    do_not_specialize_on_alignment=["rows", "parts"],
+    do_not_specialize_on_alignment=["rows", "parts", "ends"],
 )
 def gram(
     rows,
     parts,
+    ends,
     size,
     count,
     stride,
     span,
+    SPANNED: tl.constexpr,
     R: tl.constexpr,
     P: tl.constexpr,
     C: tl.constexpr,
@@ -160,15 +162,18 @@ def gram(
     Only the lower triangle is computed, by pairs of blocks of R rows. A program has P pairs, one
     per warp, and reads shared blocks from memory once. Tensor cores would lose precision.
     """
+    rows, there_are = _span(rows, ends, count, stride, SPANNED)
     begin = tl.program_id(0) * span
     end = tl.minimum(begin + span, size)
-    whole = begin + (end - begin) // (TIMES * C) * (TIMES * C)
     # Pairs (high, low) of the lower triangle, row by row: (0, 0), (1, 0), (1, 1), (2, 0), …
     pair = tl.program_id(1) * P + tl.arange(0, P)
     high = tl.zeros_like(pair)
     for block in range(1, tl.cdiv(count, R)):
         high += (pair >= block * (block + 1) // 2).to(tl.int32)
     low = pair - high * (high + 1) // 2
+    # A program whose rows are all zero has nothing to add up.
+    end = tl.where(tl.min(high) * R < there_are, end, begin)
+    whole = begin + (end - begin) // (TIMES * C) * (TIMES * C)
     r, c = tl.arange(0, R)[None, :], tl.arange(0, C)[None, None, :]
     i, j = high[:, None] * R + r, low[:, None] * R + r
     # Rows beyond count are clamped for loading; the final mask drops their products.

@@ -12,7 +12,7 @@ from krylov_descent.cuda.triton.split_fp16 import LARGEST, is_plain
 from krylov_descent.runtime.ops import Operations, Span
 
 # The least length of the rows of a basis, and the largest number of rows.
-LEAST_COLUMNS, MOST_ROWS = 1 << 16, 256
+LEAST_COLUMNS, MOST_ROWS = 1 << 16, 1024
 # Tile (rows, columns) of a product with a vector, for up to two rows and for more.
 WIDE, DEEP = (2, 1024), (8, 256)
 # Programs per multiprocessor that keep memory busy, in `project` and in `gram`.
@@ -73,11 +73,11 @@ class LongRows(Operations):
         else:
             write_row(rows, place, vector, scale)
 
-    def gram(self, rows: Tensor) -> Tensor:
+    def gram(self, rows: Tensor, span: Span | None = None) -> Tensor:
         """By one pass over the rows."""
         if not self._are_long(rows) or len(rows) * rows.stride(0) >= MOST_NUMBERS:
-            return super().gram(rows)
-        return gram(rows)
+            return super().gram(rows, span)
+        return gram(rows, span)
 
     def _are_long(self, rows: Tensor, *vectors: Tensor) -> bool:
         """Whether the kernels support rows [k, n] with vectors [n]."""
@@ -144,15 +144,21 @@ def project(rows: Tensor, vector: Tensor, span: Span | None = None) -> Tensor:
     return out
 
 
-def gram(rows: Tensor) -> Tensor:
-    """The inner products [count, count] between rows [count, n], in the precision of float32."""
-    count, size = rows.shape
+def gram(rows: Tensor, span: Span | None = None) -> Tensor:
+    """The inner products [count, count] between rows [count, n], in the precision of float32.
+
+    Args:
+        rows: [count, n].
+        span: the rows that are not zero; all by default.
+    """
+    size = rows.shape[1]
+    ends, count, spanned = _ends(rows, span)
     blocks = -(-count // BLOCK)
     groups = -(-blocks * (blocks + 1) // 2 // PAIRS)
-    programs, span = _spans(rows, TIMES * COLUMNS, MULTIPLYING, groups)
+    programs, width = _spans(rows, TIMES * COLUMNS, MULTIPLYING, groups)
     parts, out = rows.new_empty(programs, count * count), rows.new_empty(count, count)
-    args = rows, parts, size, count, rows.stride(0), span
-    constants = BLOCK, PAIRS, COLUMNS, TIMES
+    args = rows, parts, ends, size, count, rows.stride(0), width
+    constants = spanned, BLOCK, PAIRS, COLUMNS, TIMES
     launch(kernels.gram, (programs, groups), args, constants, num_warps=PAIRS)
     add_up_parts(parts, out, symmetric=True)
     return out

@@ -60,6 +60,8 @@ class FromCurvatureSet(Preconditioner, Protocol):
 class FisherDiagonal(Diagonal):
     """D = diagonal of the Fisher matrix on A, plus λ, divided by its maximum, and at least ε.
 
+    With an exponent, D is a power of that.
+
     The diagonal is the mean of the squared per-sample gradients (not the square of the mean
     gradient), or an unbiased estimate of it where vmap fails (see `squared_gradients`). A gradient
     that is zero everywhere gives D = 1. With entries between ε and 1, the length of a vector in D
@@ -67,11 +69,12 @@ class FisherDiagonal(Diagonal):
 
     Args:
         epsilon: the floor relative to the largest entry; the paper's ε.
+        exponent: of the entries; the paper has 1.
     """
 
-    def __init__(self, epsilon: float = 1e-4) -> None:
+    def __init__(self, epsilon: float = 1e-4, *, exponent: float = 1.0) -> None:
         super().__init__(torch.empty(0))
-        self.epsilon = epsilon
+        self.epsilon, self.exponent = epsilon, exponent
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -100,6 +103,8 @@ class FisherDiagonal(Diagonal):
         relative = squares.div_(torch.where(largest > 0, largest, one))
         floor = torch.where(largest > 0, self.epsilon * one, one)
         torch.clamp(relative, min=floor, out=self.diagonal)
+        if self.exponent != 1:
+            self.diagonal.pow_(self.exponent)
 
 
 class Identity:

@@ -1,6 +1,7 @@
 """The parts of one iteration of Algorithm 3, and the account of its cost."""
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -8,17 +9,22 @@ from torch import Tensor
 
 from krylov_descent.algorithms.bfgs import BFGS, BFGSResult
 from krylov_descent.algorithms.coordinates import Coordinates, subspace_is_known
+from krylov_descent.algorithms.diminishing_returns import DiminishingReturns
 from krylov_descent.algorithms.minimizer import minimize
 from krylov_descent.algorithms.subspace import Subspace
 from krylov_descent.curvature.krylov_basis import Basis, KrylovBasis
+from krylov_descent.curvature.preconditioners.preconditioner import FisherDiagonal
 from krylov_descent.objective.batches import Nothing, Samples
 from krylov_descent.objective.evaluation import Evaluation
 from krylov_descent.objective.loss_scale import has_squares, length
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.search_objective import Search, SearchObjective
 from krylov_descent.optimizers.account import MOST_FITS, Account
+from krylov_descent.optimizers.ksd import dimension as directions
+from krylov_descent.optimizers.ksd import escalation
 from krylov_descent.optimizers.ksd.ksd_state import KSDState
 from krylov_descent.optimizers.ksd.step_sets import StepSets
+from krylov_descent.optimizers.ksd.work import Work
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.runtime.engine import Launched
 
@@ -29,6 +35,8 @@ from krylov_descent.runtime.engine import Launched
 # keeps the whole floor: where its eigenvalues are negative, the floor alone determines the step
 # length.
 SEMIDEFINITE_FLOOR, ROUNDINGS = 0.01, 100.0
+# Of a search that ends by itself: it hardly ever makes as many.
+MOST_ITERATIONS = 1000
 OUT_OF_RANGE = (
     "the gradient's length in the preconditioner, gᵀD⁻¹g, is infinite or zero in its precision: "
     "scale the loss, or a preconditioner of your own"
@@ -56,12 +64,13 @@ class Iteration:
         self._optimizer, self._objective, self._sets = optimizer, objective, sets
         self._ranks, self._engine = objective.ranks, objective.engine
         self._schedule = optimizer._schedule
-        if self._schedule.begin(optimizer.steps):
+        if self._schedule.begin(optimizer.param_groups[0], optimizer.steps):
             self._engine.change_preconditioner()
-        self._account = Account(objective)
+        self._account, self._work = Account(objective), Work(objective)
         self._fits_left = MOST_FITS
         self._curvature_set: Samples = Nothing()
         self._objective_set: Samples = Nothing()
+        self._subspace: Subspace
 
     def gradient(self) -> Evaluation:
         """Compute g and D on A, and draw B and C."""
@@ -85,15 +94,22 @@ class Iteration:
             curvature=optimizer.curvature,
             samples=self._curvature_set,
             preconditioner=self._schedule.current,
-            learn=self._schedule.learn,
+            learn=partial(self._schedule.learn, optimizer.param_groups[0]),
             gradient=gradient.gradient,
             previous_steps=optimizer._previous_steps(),
             most_previous=len(optimizer._previous),
             dimension=optimizer._dimension,
-            usual=optimizer._dimension == optimizer.dimension,
+            provided_for=self._provided_for(),
             layout=optimizer.layout,
         )
         return self._engine.launch(work)
+
+    def _provided_for(self) -> int:
+        """For how many directions to provide memory: K, and more if K may grow."""
+        K = self._optimizer._dimension
+        if self._optimizer.dimension != "auto":
+            return K
+        return max(K, min(directions.provided_for(K), longest_basis(self._objective)))
 
     def refusal(self, gradient: Evaluation) -> StepResult | None:
         """The result of a step that cannot continue with its gradient; None if it can.
@@ -155,6 +171,7 @@ class Iteration:
 
     def coordinates(self, subspace: Subspace) -> Coordinates:
         """The coordinates in which H̄ with floored eigenvalues is the identity."""
+        self._subspace = subspace
         floor = self._optimizer.epsilon
         if self._optimizer.curvature.kind != "hessian":
             rounding = subspace.rank * torch.finfo(subspace.gram.dtype).eps
@@ -175,8 +192,20 @@ class Iteration:
         if not is_finite:
             return None
         noise = f.noise(start, gradient)
-        most = self._optimizer.bfgs_iterations
-        bfgs = BFGS(np.zeros_like(gradient), start, gradient, max_iterations=most, noise=noise)
+        most, returns = self._optimizer.bfgs_iterations, None
+        if most == "auto":
+            each = self._work.evaluation(f.samples, account["rank"])
+            basis = self._work.basis(account["curvature_samples"], account["rank"])
+            returns = DiminishingReturns(start, (self._work_of_gradient() + basis) / each)
+            most = MOST_ITERATIONS
+        bfgs = BFGS(
+            np.zeros_like(gradient),
+            start,
+            gradient,
+            max_iterations=most,
+            noise=noise,
+            returns=returns,
+        )
         best = minimize(bfgs, f)
         account.note(noise=noise, iterations=best.iterations, evaluations=best.evaluations + 1)
         account.count(f.samples_seen)
@@ -205,7 +234,34 @@ class Iteration:
         account.note(step_norm=taken.norm or math.hypot(*map(length, taken.pieces)))
         self._ranks.settle()
         optimizer._keep_step(taken.pieces)
+        self._choose_dimension(f, start - value)
         return account.moved(str(best.reason), loss_after=value)
+
+    def _choose_dimension(self, f: SearchObjective, decrease: float) -> None:
+        """Choose K of the next step, unless it is given, or this step had a longer basis."""
+        optimizer, account = self._optimizer, self._account
+        group = optimizer.param_groups[0]
+        if optimizer.dimension != "auto" or group[escalation.LONGER_BASIS]:
+            return
+        work, rows = self._work, range(1, self._subspace.rank + 1)
+        fixed, evaluations = self._work_of_gradient(), account["evaluations"]
+        samples, searched = account["curvature_samples"], f.samples
+        reason = directions.learn(
+            group,
+            self._subspace,
+            decrease,
+            [
+                fixed + work.basis(samples, k) + evaluations * work.evaluation(searched, k)
+                for k in rows
+            ],
+            most=longest_basis(self._objective),
+        )
+        account.note(dimension_reason=reason)
+
+    def _work_of_gradient(self) -> float:
+        """Of the gradient on A, and of the squares on A, which take about as long."""
+        walks = 2 if isinstance(self._schedule.current, FisherDiagonal) else 1
+        return walks * self._work.gradient(self._account["samples"])
 
     def no_decrease(self, f: SearchObjective, best: BFGSResult | None) -> StepResult:
         """The result of a step whose search found no decrease; the parameters are θ again."""

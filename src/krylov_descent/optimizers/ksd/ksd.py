@@ -4,7 +4,8 @@ from typing import Any, overload
 
 from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.base import Closure
-from krylov_descent.optimizers.ksd import escalation, subset_growth
+from krylov_descent.optimizers.ksd import dimension as directions
+from krylov_descent.optimizers.ksd import escalation, preconditioner_schedule, subset_growth
 from krylov_descent.optimizers.ksd.iteration import Iteration, RescaledError, longest_basis
 from krylov_descent.optimizers.ksd.ksd_state import KSDState
 from krylov_descent.optimizers.ksd.step_sets import StepSets
@@ -27,19 +28,23 @@ class KSD(KSDState):
         params: the parameters to train, as torch.optim takes them (tensors, named tensors, or
             groups with `weight_decay` and `lr`); all of the model's by default. Parameters with
             `requires_grad=False` are not trained.
-        dimension: K, the dimension of the Krylov subspace.
+        dimension: K, the dimension of the Krylov subspace. "auto" begins with 20, and each step
+            chooses K of the next by the decrease that directions bring for their work.
         curvature: "gauss-newton", "hessian" or "fisher".
-        preconditioner: "fisher-diagonal", "kronecker" (see `KroneckerFactors`; used after 20 steps
-            with the diagonal), "identity", or an object with the `Preconditioner` protocol.
-        subset_size: size of B and C: a number of samples, a fraction of them, "paper" (N/K),
-            "fixed" (N/K, at least 1,000), "auto", or a pair of these for B and C. "auto" is like
-            "fixed", except where all steps have the same data in memory. There a large model on a
-            CPU begins with fewer samples, down to 250, and the sets double when less than half of
-            the decrease on C is seen on A. "fixed" and "auto" take all samples if two disjoint sets
-            do not fit into the data.
+        preconditioner: "kronecker" (see `KroneckerFactors`; used after 20 steps with the diagonal),
+            "fisher-diagonal", "identity", or an object with the `Preconditioner` protocol. "auto"
+            takes Kronecker factors if they can be had and are cheap, and else the diagonal, or its
+            root for a forward pass that differentiates.
+        subset_size: size of B and C: a number of samples, a fraction of them, "paper" (N/K, with
+            the first K), "fixed" (N/K, at least 1,000), "auto", or a pair of these for B and C.
+            "auto" is like "fixed", except where all steps have the same data in memory. There a
+            large model on a CPU begins with fewer samples, down to 250, and the sets double when
+            less than half of the decrease on C is seen on A. "fixed" and "auto" take all samples if
+            two disjoint sets do not fit into the data.
         previous_steps: m, how many of the last steps join the subspace. The paper has 1. Each step
             deviates towards its own C; with more steps these deviations can cancel.
-        bfgs_iterations: the most iterations of the search.
+        bfgs_iterations: the most iterations of the search. With "auto" it ends when the last
+            evaluations brought less than the whole step for their work.
         epsilon: floor of the preconditioner, relative to its largest entry (a tenth of it is the
             damping of Kronecker factors), and of the Hessian's eigenvalues in the subspace. The
             other curvatures have a hundredth of that floor, and in float64 about 5e-13.
@@ -55,8 +60,8 @@ class KSD(KSDState):
             eagerly.
         tf32: on a GPU, compute backward passes and curvature products in TensorFloat-32: several
             times as fast for large layers, with three digits. Forward passes keep torch's own
-            setting, so the minimised objective stays exact. (The squares for "fisher-diagonal" may
-            be in TensorFloat-32 in any case: see `precision.rough_products`.)
+            setting, so the minimised objective stays exact. "auto" does so where the GPU can,
+            unless torch was told with how many digits to multiply.
         basis: "replicated" keeps the whole basis on every rank; "sharded" keeps a slice of each
             vector per rank, and sends vectors in each evaluation.
         basis_dtype: torch.bfloat16 keeps the basis in half the memory of float32.
@@ -121,6 +126,8 @@ class KSD(KSDState):
         if not self._begins(data, closure):
             return None
         escalation.begin(self.param_groups[0])  # a loaded state may lack the entries
+        directions.begin(self.param_groups[0], self.dimension)
+        preconditioner_schedule.begin(self.param_groups[0])
         sets = StepSets(self, data, curvature_data, objective_data)
         return self._make_step(
             lambda objective: self._step(objective, sets),
@@ -132,7 +139,7 @@ class KSD(KSDState):
         """Run the iteration, and adapt the sets and the basis of the next step to its result."""
         group = self.param_groups[0]
         # After a refused step no tf32: rounding may have caused the refusal.
-        with derivatives_in_tf32(self.tf32 and not escalation.is_under_way(group)):
+        with derivatives_in_tf32(self._is_in_tf32 and not escalation.is_under_way(group)):
             if self.subset_sizes.grow:
                 sets.compare_data()
             iteration, result = Iteration(self, objective, sets), None
@@ -143,13 +150,12 @@ class KSD(KSDState):
                     continue
             if self.subset_sizes.grow:
                 subset_growth.learn(group, result)
+            usual = int(group[directions.DIRECTIONS])
             if result.status is Status.MOVED:
-                escalation.take_back(group, self.dimension)
+                escalation.take_back(group, usual)
             elif escalation.is_refusal(result):
                 longest = longest_basis(objective)
-                result = escalation.escalate(
-                    group, result, self.dimension, longest, by_hand=not sets.drawn
-                )
+                result = escalation.escalate(group, result, usual, longest, by_hand=not sets.drawn)
         return result
 
     def _iterate(self, step: Iteration) -> StepResult:

@@ -1,7 +1,7 @@
 """The settings of KSD, and the state that it keeps between steps."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,20 @@ from krylov_descent.objective.losses import Loss
 from krylov_descent.objective.network import Forward
 from krylov_descent.objective.subsets import Size, SubsetSizes
 from krylov_descent.optimizers.base import DataOptimizer
-from krylov_descent.optimizers.ksd import escalation, subset_growth
+from krylov_descent.optimizers.ksd import dimension as directions
+from krylov_descent.optimizers.ksd import escalation, preconditioner_schedule, subset_growth
+from krylov_descent.optimizers.ksd.dimension import Dimension
 from krylov_descent.optimizers.ksd.preconditioner_schedule import PreconditionerSchedule
 from krylov_descent.optimizers.snapshot import Snapshot
 from krylov_descent.runtime.descriptions import described
+from krylov_descent.runtime.precision import tf32_suggests_itself
 from krylov_descent.runtime.ranks import ProcessGroup
-from krylov_descent.runtime.validation import check_counts, check_flags, check_not_negative
+from krylov_descent.runtime.validation import (
+    check_counts,
+    check_counts_or_auto,
+    check_flags,
+    check_not_negative,
+)
 
 PREVIOUS_STEP = "previous_step"  # the newest step; older steps have a number appended
 
@@ -28,7 +36,12 @@ class KSDState(DataOptimizer):
     """The settings and the state of `KSD`, whose docstring describes the arguments."""
 
     data_parallel = True
-    learnt = (*subset_growth.ENTRIES, *escalation.ENTRIES)
+    learnt = (
+        *subset_growth.ENTRIES,
+        *escalation.ENTRIES,
+        *directions.ENTRIES,
+        *preconditioner_schedule.ENTRIES,
+    )
 
     def __init__(
         self,
@@ -36,12 +49,12 @@ class KSDState(DataOptimizer):
         loss: Loss,
         params: Any = None,
         *,
-        dimension: int = 20,
+        dimension: Dimension = "auto",
         curvature: CurvatureKind = "gauss-newton",
-        preconditioner: str | Preconditioner = "fisher-diagonal",
+        preconditioner: str | Preconditioner = "auto",
         subset_size: Size | tuple[Size, Size] = "auto",
         previous_steps: int = 3,
-        bfgs_iterations: int = 30,
+        bfgs_iterations: int | Literal["auto"] = "auto",
         epsilon: float = 1e-4,
         weight_decay: float = 0.0,
         lr: float = 1.0,
@@ -50,16 +63,16 @@ class KSDState(DataOptimizer):
         micro_batch: int | None = None,
         activation_memory: int | None = None,
         cuda_graphs: bool = True,
-        tf32: bool = False,
+        tf32: bool | Literal["auto"] = "auto",
         basis: BasisKind = "replicated",
         basis_dtype: torch.dtype | None = None,
         basis_device: torch.device | str | None = None,
         process_group: ProcessGroup = None,
     ) -> None:
-        check_counts(
-            dimension=dimension, previous_steps=previous_steps, bfgs_iterations=bfgs_iterations
-        )
-        check_flags(tf32=tf32)
+        check_counts(previous_steps=previous_steps)
+        check_counts_or_auto(dimension=dimension, bfgs_iterations=bfgs_iterations)
+        if tf32 != "auto":
+            check_flags(tf32=tf32)
         check_not_negative(epsilon=epsilon)
         if not 0 < epsilon < 1:
             raise ValueError(f"`epsilon` must lie between 0 and 1, found {epsilon}")
@@ -77,12 +90,14 @@ class KSDState(DataOptimizer):
         )
         self.dimension = dimension
         self.curvature = Curvature(curvature)
-        self._schedule = PreconditionerSchedule(preconditioner, epsilon)
+        self._schedule = PreconditionerSchedule(preconditioner, epsilon, sharded=basis == "sharded")
         least = subset_growth.least_samples(self.objective.parameters)
-        self.subset_sizes = SubsetSizes.checked(subset_size, dimension, least)
+        self.subset_sizes = SubsetSizes.checked(subset_size, directions.first(dimension), least)
         if self.subset_sizes.grow:
             subset_growth.begin(self.param_groups[0])
         escalation.begin(self.param_groups[0])
+        directions.begin(self.param_groups[0], dimension)
+        preconditioner_schedule.begin(self.param_groups[0])
         self._last_data = subset_growth.LastData()
         self.bfgs_iterations = bfgs_iterations
         self.epsilon = epsilon
@@ -96,13 +111,21 @@ class KSDState(DataOptimizer):
 
     @property
     def preconditioner(self) -> Preconditioner:
-        """D as asked for. Kronecker factors are empty until the first step that uses them."""
-        return self._schedule.last
+        """D as asked for, or as chosen. Kronecker factors are empty until a step uses them."""
+        return self._schedule.chosen(self.param_groups[0])
 
     @property
     def _dimension(self) -> int:
         """K of the current step."""
-        return max(self.dimension, int(self.param_groups[0][escalation.LONGER_BASIS]))
+        group = self.param_groups[0]
+        return int(max(group[directions.DIRECTIONS], group[escalation.LONGER_BASIS]))
+
+    @property
+    def _is_in_tf32(self) -> bool:
+        if self.tf32 == "auto":
+            parameters = self.objective.parameters
+            return tf32_suggests_itself(parameters.device, parameters.dtype)
+        return self.tf32
 
     def _previous_steps(self) -> list[Tensor]:
         """Copies of the existing previous steps [n], newest first."""

@@ -5,9 +5,17 @@ on, they lead a deep net to a point where it hardly learns any more (CURVES; see
 The presumed reason is the mean of the targets. Until the mean is learnt, all samples have the same
 error, and each layer alone could correct it. The factors ignore other layers, so D⁻¹g makes all
 layers correct the error at once.
+
+"auto" chooses Kronecker factors where most parameters have them, and where they are cheap beside
+the products of a step and fit the memory for activations; elsewhere the diagonal, or its square
+root for a forward pass that differentiates. It chooses at the first step, and the choice is an
+entry of a parameter group.
 """
 
 from collections.abc import Sequence
+from typing import Any
+
+import torch
 
 from krylov_descent.curvature.preconditioners.kronecker import KroneckerFactors
 from krylov_descent.curvature.preconditioners.preconditioner import (
@@ -18,6 +26,8 @@ from krylov_descent.curvature.preconditioners.preconditioner import (
 )
 from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.objective import Objective
+from krylov_descent.optimizers.ksd.work import PRODUCT
+from krylov_descent.runtime.messages import is_out_of_memory
 
 # The damping of Kronecker factors relative to ε: a floor affects few entries of a diagonal, damping
 # affects all.
@@ -26,21 +36,49 @@ KRONECKER_DAMPING = 0.1
 OWN = (FisherDiagonal, Identity, KroneckerFactors)
 
 
+# Of the parameters, which must have factors for "auto" to choose them.
+LEAST_PART = 0.5
+# "auto" compares the cost of factors with that of so many products.
+USUAL_DIRECTIONS = 20
+MULTIPLICATIONS = 3  # of a gradient, for each parameter and sample
+# Times the multiplications of the products. Those of factors are of large matrices, and run faster.
+MOST_COST = 4
+
+# The exponent of the diagonal for nets whose forward pass differentiates, as physics-informed nets
+# do. Between 1 and 0 (the identity) neither is best everywhere; for other nets 1 is best
+# (`results/trials/spending.json`).
+ROOT = 0.5
+
+CHOICE = "preconditioner_choice"
+NOT_YET, KRONECKER, DIAGONAL, ROOT_OF_DIAGONAL = range(4)  # what "auto" chose
+ENTRIES = (CHOICE,)
+
+
+def begin(group: dict[str, Any]) -> None:
+    """Create a missing entry in a parameter group."""
+    group.setdefault(CHOICE, NOT_YET)
+
+
 class PreconditionerSchedule:
     """The preconditioners of a training, one after another.
 
     Args:
         given: a name, or the preconditioner itself.
         epsilon: the paper's ε.
+        sharded: whether D must act entry by entry.
 
     Attributes:
-        last: the preconditioner that was asked for.
+        last: the preconditioner that was asked for; Kronecker factors for "auto".
         current: the preconditioner of the current step.
     """
 
-    def __init__(self, given: str | Preconditioner, epsilon: float) -> None:
+    def __init__(
+        self, given: str | Preconditioner, epsilon: float, *, sharded: bool = False
+    ) -> None:
+        self._epsilon, self._chooses = epsilon, given == "auto" and not sharded
+        if given == "auto":
+            given = "fisher-diagonal" if sharded else "kronecker"
         self.last = self.current = make_preconditioner(given, epsilon)
-        self._epsilon = epsilon
 
     @property
     def can_be_made_again(self) -> bool:
@@ -57,23 +95,102 @@ class PreconditionerSchedule:
         """The user's preconditioner, which may keep state between steps; empty if D is our own."""
         return [] if type(self.last) in OWN else [self.last]
 
-    def begin(self, steps: int) -> bool:
-        """Choose D for the step after `steps` steps. Returns whether D changes."""
-        first = isinstance(self.last, KroneckerFactors) and steps < self.last.after
-        if first == (self.current is not self.last):
-            return False
-        self.current = FisherDiagonal(self._epsilon) if first else self.last
-        return True
+    def chosen(self, group: dict[str, Any]) -> Preconditioner:
+        """The preconditioner of most steps, as far as it is known.
 
-    def learn(self, objective: Objective, batches: Sequence[Batch]) -> bool:
+        Args:
+            group: the parameter group with the choice of "auto".
+        """
+        diagonal = self._chooses and group[CHOICE] in (DIAGONAL, ROOT_OF_DIAGONAL)
+        return self.current if diagonal else self.last
+
+    def begin(self, group: dict[str, Any], steps: int) -> bool:
+        """Choose D for the step after `steps` steps. Returns whether D changes.
+
+        Args:
+            group: the parameter group with the choice of "auto".
+            steps: made so far.
+        """
+        before, exponent = self.current, self._exponent(group, steps)
+        if exponent is None:
+            self.current = self.last
+        elif not (isinstance(before, FisherDiagonal) and before.exponent == exponent):
+            self.current = FisherDiagonal(self._epsilon, exponent=exponent)
+        return self.current is not before
+
+    def _exponent(self, group: dict[str, Any], steps: int) -> float | None:
+        """Of a diagonal in place of the last preconditioner; None if that is in use."""
+        if self._chooses and group[CHOICE] == ROOT_OF_DIAGONAL:
+            return ROOT
+        if self._chooses and group[CHOICE] == DIAGONAL:
+            return 1.0
+        early = isinstance(self.last, KroneckerFactors) and steps < self.last.after
+        return 1.0 if early else None
+
+    def learn(self, group: dict[str, Any], objective: Objective, batches: Sequence[Batch]) -> bool:
         """Complete D with this rank's batches of B. Returns whether D took their gradient."""
         if isinstance(self.current, FromCurvatureSet):
             self.current.learn(objective, batches)
             return True
         if isinstance(self.last, KroneckerFactors):
-            # Refuse unsuitable models at the first step, not when the factors are first used.
-            self.last.check(objective, batches)
+            if not self._chooses:
+                # Refuse unsuitable models at the first step, not when the factors are first used.
+                self.last.check(objective, batches)
+            elif group[CHOICE] == NOT_YET:
+                group[CHOICE] = _choice(self.last, objective, batches)
         return False
+
+
+def _choice(factors: KroneckerFactors, objective: Objective, batches: Sequence[Batch]) -> int:
+    """What "auto" chooses for a model; the same on all ranks."""
+    votes = [0.0, 0.0]  # against Kronecker factors, and for the root
+    with objective.ranks.own_work():
+        if batches:  # a rank without samples has no vote
+            samples = sum(batch.size for batch in batches) * objective.ranks.size
+            suit = _suit(factors, objective, batches, samples)
+            votes = [float(not suit), float(objective.findings.forward_differentiates)]
+    numbers = objective.ranks.sum_numbers(torch.tensor(votes, dtype=torch.float64))
+    against, for_root = numbers.tolist()
+    if for_root:
+        return ROOT_OF_DIAGONAL
+    return DIAGONAL if against else KRONECKER
+
+
+def _suit(
+    factors: KroneckerFactors, objective: Objective, batches: Sequence[Batch], samples: int
+) -> bool:
+    """Whether factors can be had for most parameters, fit the memory, and are cheap.
+
+    Cheap means few multiplications beside the products of a step.
+
+    Args:
+        factors: to be made.
+        objective: f.
+        batches: this rank's samples of B.
+        samples: |B|.
+    """
+    parameters, places = objective.parameters, factors.trusted_places(objective)
+    sides = [(place.inputs, place.outputs) for place in places]
+    size = sum(p * q for p, q in sides)
+    squares = sum(p**2 + q**2 for p, q in sides)
+    cubes = sum(p**3 + q**3 for p, q in sides)
+    directions = sum(p * q * (p + q) for p, q in sides)
+    # Moments, two factorisations with their inverses, and a solution for each direction.
+    cost = squares * samples + 2 * cubes + 2 * USUAL_DIRECTIONS * directions
+    products = MULTIPLICATIONS * PRODUCT * USUAL_DIRECTIONS * samples * parameters.numel
+    numbers = USUAL_DIRECTIONS * parameters.numel + 4 * squares
+    memory = numbers * torch.finfo(parameters.dtype).bits // 8
+    if size < LEAST_PART * parameters.numel or cost > MOST_COST * products:
+        return False
+    if memory > objective.activation_memory:
+        return False
+    try:
+        factors.check(objective, batches)
+    except (ValueError, RuntimeError) as problem:  # the loss has no root in closed form
+        if is_out_of_memory(problem):
+            raise
+        return False
+    return True
 
 
 def make_preconditioner(given: str | Preconditioner, epsilon: float) -> Preconditioner:
@@ -87,6 +204,6 @@ def make_preconditioner(given: str | Preconditioner, epsilon: float) -> Precondi
     if isinstance(given, Preconditioner) and not isinstance(given, str | type):
         return given
     raise ValueError(
-        "`preconditioner` must be 'fisher-diagonal', 'kronecker', 'identity' or an object with "
-        f"update(objective, data), solve(vector) and multiply(vector), found {given!r}"
+        "`preconditioner` must be 'auto', 'fisher-diagonal', 'kronecker', 'identity' or an object "
+        f"with update(objective, data), solve(vector) and multiply(vector), found {given!r}"
     )

@@ -23,6 +23,7 @@ from torch import Tensor
 from krylov_descent.objective.batches import Batch, InMemory, Samples, tensors_in
 from krylov_descent.objective.parameters import FlatParameters
 from krylov_descent.objective.subsets import LEAST_FIXED, LEAST_GROWING
+from krylov_descent.optimizers.ksd.work import overhead_in_samples
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.runtime.private import base_of, writes_of
 from krylov_descent.runtime.ranks import Ranks, Shard
@@ -33,10 +34,6 @@ WORTH = 0.5
 MEMORY = 0.7
 # Bounds the doublings: if only one set grows, the sets never become all of A.
 MOST_DOUBLINGS = 40
-# Parameters times samples at which the part of a CPU product that depends on the samples takes as
-# long as the rest (`product_by_samples` in results/trials/small_sets.json). On a GPU this number is
-# much larger.
-CPU_WORK = 25_000_000
 # The fingerprint reads this many samples, or up to twice as many.
 FINGERPRINT_SAMPLES = 16
 FINGERPRINT_BYTES = 6  # of a hash; float64 represents the integer exactly
@@ -51,7 +48,7 @@ def least_samples(parameters: FlatParameters) -> int:
     """The smallest initial size of B and C: fewer samples for a large model on a CPU."""
     if parameters.device.type != "cpu":
         return LEAST_FIXED
-    return min(LEAST_FIXED, max(LEAST_GROWING, CPU_WORK // parameters.numel))
+    return min(LEAST_FIXED, max(LEAST_GROWING, int(overhead_in_samples(parameters))))
 
 
 def begin(group: dict[str, Any]) -> None:

@@ -1,0 +1,95 @@
+"""How many directions a step has: as many as are worth their products.
+
+After a step the quadratic model tells for each k how far the first k directions would have gone.
+The model is right only near the parameters. So what it promises is bent: small promises are kept,
+and large ones approach a limit, which is such that all directions bring what the search found.
+The best k has the largest decrease for the work of the whole step. The next step has that many
+directions, or somewhat more if the best are all of them.
+
+The current number is an entry of a parameter group, so that a resumed run continues identically.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from krylov_descent.algorithms.model_decrease import model_decreases
+from krylov_descent.algorithms.subspace import Subspace
+
+Dimension = int | Literal["auto"]
+
+# The first number of directions, the least, and the largest factor from step to step.
+FIRST, LEAST, GROWTH = 20, 5, 1.3
+# Memory is provided for so many directions at first.
+PROVIDED = 64
+# Of the directions: if the best number is larger, more might be better.
+NEARLY_ALL = 0.9
+DIRECTIONS = "directions"  # of the next step
+ENTRIES = (DIRECTIONS,)
+
+
+def first(dimension: Dimension) -> int:
+    """The number of directions of the first step."""
+    return FIRST if dimension == "auto" else dimension
+
+
+def provided_for(dimension: int) -> int:
+    """For how many directions to provide memory, so that K may grow for a while."""
+    found = PROVIDED
+    while found < dimension:
+        found += found // 2
+    return found
+
+
+def begin(group: dict[str, Any], dimension: Dimension) -> None:
+    """Create the entry of a parameter group, if it is missing or was asked for as a number."""
+    if dimension != "auto" or DIRECTIONS not in group:
+        group[DIRECTIONS] = first(dimension)
+
+
+def learn(
+    group: dict[str, Any],
+    subspace: Subspace,
+    decrease: float,
+    work: Sequence[float],
+    *,
+    most: int,
+) -> str:
+    """Choose the number of directions of the next step, and return why in a sentence.
+
+    Args:
+        group: with the entry, which is updated.
+        subspace: of a step that was taken, with as many directions as the entry says.
+        decrease: by the step.
+        work: of a step with 1, 2, ... directions, as many as the subspace has or more.
+        most: the largest number of directions.
+    """
+    now = group[DIRECTIONS]
+    made = sum(row < now for row in subspace.kept)  # the others are previous steps
+    promised = model_decreases(subspace.curvature[:made, :made], subspace.squared_gradient)
+    best = best_number(promised, decrease, np.array(work[:made]))
+    if best > NEARLY_ALL * made:
+        wanted, why = GROWTH * now, "the last directions were worth their products"
+    else:
+        wanted, why = max(best, now / GROWTH), f"{best} directions would have been best"
+    if made < now:  # the Krylov space is exhausted
+        wanted = min(wanted, now)
+    following = group[DIRECTIONS] = min(max(round(wanted), LEAST), max(most, 1))
+    return f"{why}; the next step has {following}"
+
+
+def best_number(promised: NDArray[np.float64], decrease: float, work: NDArray[np.float64]) -> int:
+    """The number of directions with the largest decrease for the work of a step.
+
+    Args:
+        promised: the decrease of the model in the first k directions, for each k.
+        decrease: what all directions brought.
+        work: of a step with k directions, for each k.
+    """
+    excess = promised[-1] - decrease
+    if excess > 0:
+        limit = promised[-1] * decrease / excess
+        promised = promised * limit / (promised + limit)
+    return int(np.argmax(promised / work)) + 1

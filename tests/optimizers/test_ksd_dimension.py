@@ -1,0 +1,113 @@
+"""How many directions a step has, and how long it searches, where nothing was given."""
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from krylov_descent import KSD, Status
+from krylov_descent.optimizers.ksd.dimension import best_number, provided_for
+from krylov_descent.optimizers.ksd.work import Work
+from tests.optimizers.nets import classes, net
+from tests.problems import make
+
+
+def test_what_the_model_keeps_is_chosen_by_the_ratio() -> None:
+    """√k for 10 + k is largest at 10; what all bring is what the model promises."""
+    k = np.arange(1, 41, dtype=float)
+    assert best_number(np.sqrt(k), math.sqrt(40), 10 + k) == 10
+    assert best_number(np.sqrt(k), 2 * math.sqrt(40), 10 + k) == 10  # more than it promises
+
+
+def test_large_promises_that_were_not_kept_count_little() -> None:
+    """With p = k and a limit L, pL/(p + L) over 10 + k is largest at k = √(10 L)."""
+    k = np.arange(1, 41, dtype=float)
+    assert best_number(k, 40.0, 10 + k) == 40
+    for limit in (0.9, 2.5, 10.0):
+        decrease = 40 * limit / (40 + limit)
+        assert best_number(k, decrease, 10 + k) == round(math.sqrt(10 * limit))
+
+
+def test_work_is_that_of_the_passes_and_the_rows() -> None:
+    work = Work(KSD(nn.Linear(4, 1), nn.MSELoss()).objective)
+    assert work.gradient(100) - work.gradient(0) == 100
+    assert work.basis(100, 1) == 1.25 * work.gradient(100)
+    assert work.basis(100, 3) == 3 * work.basis(100, 1) + 3 * 3 * (1 + 2)
+    assert work.evaluation(100, 5) == work.gradient(100) + 2 * 5 * 3
+
+
+def test_room_for_more_directions_comes_in_few_sizes() -> None:
+    sizes = sorted({provided_for(K) for K in range(1, 300)})
+    assert sizes == [64, 96, 144, 216, 324]
+    assert all(provided_for(K) >= K for K in range(1, 300))
+
+
+def steps_of(count: int, **options: Any) -> tuple[KSD, list[Any]]:
+    problem = make("mlp", "cross-entropy")
+    optimizer = KSD(problem.model, problem.loss, **options)
+    return optimizer, [optimizer.step(problem.data) for _ in range(count)]
+
+
+def test_the_number_changes_and_the_result_says_why() -> None:
+    optimizer, results = steps_of(6)
+    numbers = [20]
+    for result in results:
+        assert result.status is Status.MOVED
+        numbers.append(int(result.dimension_reason.split()[-1]))
+        assert 5 <= numbers[-1] <= 1.3 * numbers[-2] + 1
+    assert len(set(numbers)) > 2
+    assert optimizer.param_groups[0]["directions"] == numbers[-1]
+    assert optimizer.dimension == "auto"
+
+
+def test_a_given_number_stays() -> None:
+    optimizer, results = steps_of(3, dimension=4, previous_steps=1)
+    assert [result.rank for result in results] == [4, 5, 5]
+    assert not any(result.dimension_reason for result in results)
+    assert optimizer.param_groups[0]["directions"] == 4
+
+
+def test_a_search_of_a_given_length_ends_there() -> None:
+    _, results = steps_of(2, bfgs_iterations=2)
+    assert all(result.iterations <= 2 for result in results)
+    _, results = steps_of(2)
+    assert any("less than the step's average" in result.reason for result in results)
+
+
+def test_a_resumed_run_has_the_same_numbers() -> None:
+    optimizer, data = KSD(net(), nn.CrossEntropyLoss()), classes()
+    for _ in range(3):
+        optimizer.step(data)
+    model = copy.deepcopy(optimizer.objective.network.eager)
+    resumed = KSD(model, nn.CrossEntropyLoss())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(3):
+        first, second = optimizer.step(data), resumed.step(data)
+        assert (first.rank, first.evaluations) == (second.rank, second.evaluations)
+        assert first.loss_after == second.loss_after
+    # A number that is given replaces the one in a state.
+    other = KSD(copy.deepcopy(model), nn.CrossEntropyLoss(), dimension=3, previous_steps=3)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert other.step(data).rank <= 6
+
+
+def test_little_memory_bounds_the_number() -> None:
+    """Of seven vectors."""
+    problem = make("mlp", "cross-entropy")
+    n = sum(p.numel() for p in problem.model.parameters())
+    bytes_of_vector = n * torch.finfo(next(problem.model.parameters()).dtype).bits // 8
+    memory = 7 * bytes_of_vector
+    optimizer = KSD(problem.model, problem.loss, activation_memory=memory, micro_batch=8)
+    for _ in range(4):
+        optimizer.step(problem.data)
+    assert optimizer.param_groups[0]["directions"] <= 7
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
+def test_every_curvature_can_choose(curvature: Any) -> None:
+    _, results = steps_of(4, curvature=curvature)
+    assert all(result.dimension_reason for result in results if result.status is Status.MOVED)
