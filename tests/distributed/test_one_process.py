@@ -18,6 +18,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ksd, sets of all": ("ksd", {"subset_size": "auto"}),
     "ksd, sharded": ("ksd", {"basis": "sharded"}),
     "ksd, lr": ("ksd", {"lr": 0.5}),
+    # One at a time: a long search with many directions amplifies rounding.
+    "ksd, chooses its dimension": ("ksd", {"dimension": "auto"}),
+    "ksd, chooses its evaluations": ("ksd", {"bfgs_iterations": "auto"}),
     "hf": ("hf", {}),
     "hf, hessian": ("hf", {"curvature": "hessian", "damping": 1.0}),
     "hf, fisher": ("hf", {"curvature": "fisher"}),

@@ -59,6 +59,8 @@ def learn(
 ) -> str:
     """Choose the number of directions of the next step, and return why in a sentence.
 
+    If all directions of the Krylov space vanished, the number stays, and the sentence is empty.
+
     Args:
         group: with the entry, which is updated.
         subspace: of a step that was taken, with as many directions as the entry says.
@@ -68,6 +70,8 @@ def learn(
     """
     now = group[DIRECTIONS]
     made = sum(row < now for row in subspace.kept)  # the others are previous steps
+    if not made:
+        return ""
     promised = model_decreases(subspace.curvature[:made, :made], subspace.squared_gradient)
     best = best_number(promised, decrease, np.array(work[:made]))
     if best > NEARLY_ALL * made:

@@ -107,7 +107,7 @@ class Iteration:
     def _provided_for(self) -> int:
         """For how many directions to provide memory: K, and more if K may grow."""
         K = self._optimizer._dimension
-        if self._optimizer.dimension != "auto":
+        if self._optimizer.dimension != "auto" or self._ranks.together:
             return K
         return max(K, min(directions.provided_for(K), longest_basis(self._objective)))
 

@@ -35,7 +35,6 @@ KRONECKER_DAMPING = 0.1
 # The library's own preconditioners, which every step computes from scratch.
 OWN = (FisherDiagonal, Identity, KroneckerFactors)
 
-
 # Of the parameters, which must have factors for "auto" to choose them.
 LEAST_PART = 0.5
 # "auto" compares the cost of factors with that of so many products.
@@ -143,14 +142,14 @@ class PreconditionerSchedule:
 
 def _choice(factors: KroneckerFactors, objective: Objective, batches: Sequence[Batch]) -> int:
     """What "auto" chooses for a model; the same on all ranks."""
+    ranks, own = objective.ranks, sum(batch.size for batch in batches)
+    samples = int(ranks.sum_numbers(torch.tensor([own], dtype=torch.float64)))
     votes = [0.0, 0.0]  # against Kronecker factors, and for the root
-    with objective.ranks.own_work():
-        if batches:  # a rank without samples has no vote
-            samples = sum(batch.size for batch in batches) * objective.ranks.size
+    with ranks.own_work():
+        if own:  # a rank without samples has no vote
             suit = _suit(factors, objective, batches, samples)
             votes = [float(not suit), float(objective.findings.forward_differentiates)]
-    numbers = objective.ranks.sum_numbers(torch.tensor(votes, dtype=torch.float64))
-    against, for_root = numbers.tolist()
+    against, for_root = ranks.sum_numbers(torch.tensor(votes, dtype=torch.float64)).tolist()
     if for_root:
         return ROOT_OF_DIAGONAL
     return DIAGONAL if against else KRONECKER
@@ -167,7 +166,7 @@ def _suit(
         factors: to be made.
         objective: f.
         batches: this rank's samples of B.
-        samples: |B|.
+        samples: |B|, over all ranks.
     """
     parameters, places = objective.parameters, factors.trusted_places(objective)
     sides = [(place.inputs, place.outputs) for place in places]

@@ -27,20 +27,21 @@ def overhead_in_samples(parameters: FlatParameters) -> float:
 
 
 class Work:
-    """Counts the work of passes over samples, which all ranks share.
+    """Counts the work of passes over the samples of all ranks.
+
+    It does not depend on the number of ranks, because their result must not.
 
     Args:
         objective: f.
     """
 
     def __init__(self, objective: Objective) -> None:
-        self._ranks = objective.ranks.size
         self._overhead = overhead_in_samples(objective.parameters)
         self._row = CPU_ROW if objective.parameters.device.type == "cpu" else GPU_ROW
 
     def gradient(self, samples: int) -> float:
         """Of a gradient over so many samples."""
-        return samples / self._ranks + self._overhead
+        return samples + self._overhead
 
     def evaluation(self, samples: int, rows: int) -> float:
         """Of an evaluation over so many samples, with a basis of so many rows."""
