@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 from krylov_descent import KSD, Status
-from krylov_descent.optimizers.ksd.dimension import best_number, provided_for
+from krylov_descent.algorithms.basis_storage import Alone, StoredBasis
+from krylov_descent.algorithms.krylov import Found
+from krylov_descent.algorithms.subspace import Subspace
+from krylov_descent.optimizers.ksd.dimension import DIRECTIONS, best_number, learn, provided_for
 from krylov_descent.optimizers.ksd.work import Work
 from tests.optimizers.nets import classes, net
 from tests.problems import make
@@ -95,16 +98,17 @@ def test_a_resumed_run_has_the_same_numbers() -> None:
     assert other.step(data).rank <= 6
 
 
-def test_little_memory_bounds_the_number() -> None:
-    """Of seven vectors."""
-    problem = make("mlp", "cross-entropy")
-    n = sum(p.numel() for p in problem.model.parameters())
-    bytes_of_vector = n * torch.finfo(next(problem.model.parameters()).dtype).bits // 8
-    memory = 7 * bytes_of_vector
-    optimizer = KSD(problem.model, problem.loss, activation_memory=memory, micro_batch=8)
-    for _ in range(4):
-        optimizer.step(problem.data)
-    assert optimizer.param_groups[0]["directions"] <= 7
+@pytest.mark.parametrize(("most", "expected"), [(1000, 39), (33, 33), (7, 20)])
+def test_little_memory_bounds_the_number(most: int, expected: int) -> None:
+    """It may grow to 39, but not beyond what fits in, which may be less than the first number."""
+    curvature, gram = torch.eye(30, dtype=torch.float64), torch.eye(30)
+    rows = StoredBasis.at(torch.zeros(30, 40))
+    subspace = Subspace(rows, Alone(40), Found(list(range(30)), curvature, gram, 2.0))
+    group = {DIRECTIONS: 30}
+    work = [1.0] * 29 + [0.1]  # the last direction makes all of them cheap
+    reason = learn(group, subspace, 1.0, work, most=most)
+    assert group[DIRECTIONS] == expected
+    assert reason == f"the last directions were worth their products; the next step has {expected}"
 
 
 @pytest.mark.parametrize("curvature", ["hessian", "fisher"])

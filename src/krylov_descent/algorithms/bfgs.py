@@ -186,7 +186,8 @@ class BFGS:
         elif found.best.value < self.best.value:
             self.best = previous.moved(self.direction, found.best)
 
-        if self._returns and self._returns.have_come(self.evaluations, self.best.value):
+        returns = self._returns
+        if returns is not None and returns.have_come(self.evaluations, self.best.value):
             self._finish(StopReason.LITTLE_GAIN)
         elif found.accepted is not None:
             # From the slopes, which are more exact than the values unless there is a kink between

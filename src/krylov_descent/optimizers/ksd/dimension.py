@@ -66,7 +66,7 @@ def learn(
         subspace: of a step that was taken, with as many directions as the entry says.
         decrease: by the step.
         work: of a step with 1, 2, ... directions, as many as the subspace has or more.
-        most: the largest number of directions.
+        most: the largest number of directions, unless it is less than the first number.
     """
     now = group[DIRECTIONS]
     made = sum(row < now for row in subspace.kept)  # the others are previous steps
@@ -80,7 +80,7 @@ def learn(
         wanted, why = max(best, now / GROWTH), f"{best} directions would have been best"
     if made < now:  # the Krylov space is exhausted
         wanted = min(wanted, now)
-    following = group[DIRECTIONS] = min(max(round(wanted), LEAST), max(most, 1))
+    following = group[DIRECTIONS] = min(max(round(wanted), LEAST), max(most, FIRST))
     return f"{why}; the next step has {following}"
 
 

@@ -5,7 +5,7 @@ from typing import Any, overload
 from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.base import Closure
 from krylov_descent.optimizers.ksd import dimension as directions
-from krylov_descent.optimizers.ksd import escalation, preconditioner_schedule, subset_growth
+from krylov_descent.optimizers.ksd import escalation, subset_growth
 from krylov_descent.optimizers.ksd.iteration import Iteration, RescaledError, longest_basis
 from krylov_descent.optimizers.ksd.ksd_state import KSDState
 from krylov_descent.optimizers.ksd.step_sets import StepSets
@@ -125,9 +125,7 @@ class KSD(KSDState):
         """
         if not self._begins(data, closure):
             return None
-        escalation.begin(self.param_groups[0])  # a loaded state may lack the entries
-        directions.begin(self.param_groups[0], self.dimension)
-        preconditioner_schedule.begin(self.param_groups[0])
+        self._create_entries()  # a loaded state may lack them
         sets = StepSets(self, data, curvature_data, objective_data)
         return self._make_step(
             lambda objective: self._step(objective, sets),

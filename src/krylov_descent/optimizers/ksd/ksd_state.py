@@ -93,11 +93,7 @@ class KSDState(DataOptimizer):
         self._schedule = PreconditionerSchedule(preconditioner, epsilon, sharded=basis == "sharded")
         least = subset_growth.least_samples(self.objective.parameters)
         self.subset_sizes = SubsetSizes.checked(subset_size, directions.first(dimension), least)
-        if self.subset_sizes.grow:
-            subset_growth.begin(self.param_groups[0])
-        escalation.begin(self.param_groups[0])
-        directions.begin(self.param_groups[0], dimension)
-        preconditioner_schedule.begin(self.param_groups[0])
+        self._create_entries()
         self._last_data = subset_growth.LastData()
         self.bfgs_iterations = bfgs_iterations
         self.epsilon = epsilon
@@ -119,6 +115,15 @@ class KSDState(DataOptimizer):
         """K of the current step."""
         group = self.param_groups[0]
         return int(max(group[directions.DIRECTIONS], group[escalation.LONGER_BASIS]))
+
+    def _create_entries(self) -> None:
+        """Create the missing entries of the first parameter group, which steps learn."""
+        group = self.param_groups[0]
+        if self.subset_sizes.grow:
+            subset_growth.begin(group)
+        escalation.begin(group)
+        directions.begin(group, self.dimension)
+        preconditioner_schedule.begin(group)
 
     @property
     def _is_in_tf32(self) -> bool:

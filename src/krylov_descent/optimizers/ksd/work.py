@@ -13,8 +13,8 @@ PRODUCT = 1.25
 # launching its operations takes longer than running them. On a CPU this is measured in
 # results/trials/small_sets.json (`product_by_samples`), on a GPU in results/trials/spending.json.
 CPU_OVERHEAD, GPU_OVERHEAD = 25_000_000, 2_000_000_000
-# Reading a row of the basis takes as long as the gradients of so many samples: it is bound by the
-# speed of memory, and these by that of arithmetic.
+# Reading a row of the basis takes as long as the gradients of so many samples. Estimated from the
+# speed of memory, by which reading is bound, and that of arithmetic.
 CPU_ROW, GPU_ROW = 3, 10
 # How often a row is read: for each later direction, and for each evaluation.
 FOR_DIRECTION, FOR_EVALUATION = 3, 2
