@@ -77,7 +77,7 @@ def learn(
     if best > NEARLY_ALL * made:
         wanted, why = GROWTH * now, "the last directions were worth their products"
     else:
-        wanted, why = max(best, now / GROWTH), f"{best} directions would have been best"
+        wanted, why = max(best, now / GROWTH), f"{best} of {made} directions would have been best"
     if made < now:  # the Krylov space is exhausted
         wanted = min(wanted, now)
     following = group[DIRECTIONS] = min(max(round(wanted), LEAST), max(most, FIRST))

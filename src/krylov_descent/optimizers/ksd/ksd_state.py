@@ -25,7 +25,6 @@ from krylov_descent.runtime.ranks import ProcessGroup
 from krylov_descent.runtime.validation import (
     check_counts,
     check_counts_or_auto,
-    check_flags,
     check_not_negative,
 )
 
@@ -71,8 +70,8 @@ class KSDState(DataOptimizer):
     ) -> None:
         check_counts(previous_steps=previous_steps)
         check_counts_or_auto(dimension=dimension, bfgs_iterations=bfgs_iterations)
-        if tf32 != "auto":
-            check_flags(tf32=tf32)
+        if tf32 != "auto" and not isinstance(tf32, bool):
+            raise TypeError(f"`tf32` must be True, False or 'auto', found {tf32!r}")
         check_not_negative(epsilon=epsilon)
         if not 0 < epsilon < 1:
             raise ValueError(f"`epsilon` must lie between 0 and 1, found {epsilon}")
