@@ -35,3 +35,14 @@ def test_without_positive_curvature_it_is_finite_and_grows(values: tuple[float, 
     assert np.isfinite(found).all()
     assert (np.diff(found) >= 0).all()
     assert found[0] > 0
+
+
+@pytest.mark.parametrize("size", [1e-20, 1.0, 1e20])
+@pytest.mark.parametrize("rows", [3, 20, 100])
+def test_any_negative_curvature_is_shifted_enough(rows: int, size: float) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    for _ in range(20):
+        drawn = torch.randn(rows, rows, generator=generator, dtype=torch.float64)
+        found = model_decreases(size * (drawn + drawn.t()), 1.0)
+        assert np.isfinite(found).all()
+        assert (np.diff(found) >= 0).all()

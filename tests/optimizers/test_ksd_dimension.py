@@ -115,3 +115,23 @@ def test_little_memory_bounds_the_number(most: int, expected: int) -> None:
 def test_every_curvature_can_choose(curvature: Any) -> None:
     _, results = steps_of(4, curvature=curvature)
     assert all(result.dimension_reason for result in results if result.status is Status.MOVED)
+
+
+def test_negative_curvature_chooses_a_number_too() -> None:
+    """A recurrent net's Hessian is far from positive."""
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = nn.GRU(3, 8, batch_first=True), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.head(self.cell(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(60, 10, 3), torch.randint(4, (60,))
+    optimizer = KSD(Reader(), nn.CrossEntropyLoss(), curvature="hessian")
+    results = [optimizer.step((inputs, targets)) for _ in range(6)]
+    assert min(results[-1].ritz_values) < 0
+    assert all("next step has" in result.dimension_reason for result in results)
+    assert results[-1].loss < results[0].loss

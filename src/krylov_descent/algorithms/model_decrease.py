@@ -26,7 +26,7 @@ def model_decreases(curvature: Tensor, squared_length: float) -> NDArray[np.floa
         values = torch.linalg.eigvalsh(curvature)
         size = float(values.abs().max()) or 1.0
         shift = 2 * ROUNDING * size - min(0.0, float(values[0]))
-        factor = torch.linalg.cholesky(curvature + shift * torch.eye(len(curvature)))
+        factor = torch.linalg.cholesky(curvature + shift * torch.eye(len(curvature)).double())
     first = torch.zeros(len(curvature), 1, dtype=torch.float64)
     first[0] = 1
     column = torch.linalg.solve_triangular(factor, first, upper=False)
