@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from krylov_descent import KSD, HessianFree, NonlinearCG
 from krylov_descent.algorithms.coordinates import Coordinates
 from krylov_descent.curvature.forward_mode import unfused_attention
-from krylov_descent.objective.layers.squared_gradients import no_vmap_loops
 from krylov_descent.optimizers import base
 from krylov_descent.runtime.precision import SETTINGS
 from krylov_descent.runtime.threads import (
@@ -160,11 +159,9 @@ def test_every_step_on_cuda_takes_its_turn(
     assert devices == [CPU]
 
 
-functorch: Any = torch._C._functorch
 SWITCHES: dict[str, tuple[Shared, Callable[[], Any], Any]] = {
     "garbage": (collector_paused, gc.isenabled, False),
     "attention": (unfused_attention, torch.backends.cuda.flash_sdp_enabled, False),
-    "loops of vmap": (no_vmap_loops, functorch._is_vmap_fallback_enabled, False),
 }
 
 
@@ -240,7 +237,7 @@ class Trained:
 
 
 def two() -> tuple[Trained, Trained]:
-    """With squared gradients by layers and by vmap; one of them sets the precision, too."""
+    """With squared gradients by layers and by random signs; one of them sets the precision, too."""
     images = torch.randn(60, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(3, (60,), generator=torch.Generator().manual_seed(1))
     with torch.random.fork_rng(devices=[]):

@@ -182,7 +182,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 @pytest.fixture(autouse=True)
 def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random signs, where vmap fails, give exact squares with one sample in each group."""
+    """Random signs give exact squares with one sample in each group."""
     monkeypatch.setattr(squared_gradients, "GROUPS", SAMPLES)
 
 

@@ -1,9 +1,7 @@
 """Sums of squared per-sample gradients, for the Fisher diagonal."""
 
 import itertools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -12,46 +10,10 @@ from torch import Tensor, nn
 
 from krylov_descent.objective.evaluation import Evaluation
 from krylov_descent.objective.layers import squared_gradients
-from krylov_descent.objective.layers.squared_gradients import CHUNK_PART, GROUPS, TRUST_SAMPLES
-from krylov_descent.objective.losses import Loss
+from krylov_descent.objective.layers.squared_gradients import GROUPS, TRUST_SAMPLES
 from krylov_descent.objective.objective import Objective
 from tests import dense
 from tests.problems import PAIRS, Problem, call, make
-
-
-@dataclass
-class Watched:
-    """An objective whose forward passes are counted, with the parameters swapped in each."""
-
-    model: nn.Module
-    loss: Loss
-    arguments: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.passes = list[set[str]]()
-        originals = dict(self.model.named_parameters())
-
-        def forward(model: nn.Module, inputs: Any) -> Any:
-            now = dict(model.named_parameters())
-            self.passes.append({name for name, p in originals.items() if now[name] is not p})
-            return call(model, inputs)
-
-        self.objective = Objective(self.model, self.loss, forward=forward, **self.arguments)
-
-    def evaluate(self, data: Any) -> Evaluation:
-        """Value, gradient and squares; `passes` then holds the passes over these data alone."""
-        self.objective.value_gradient_and_squares(data)  # probes, and decides what to trust
-        self.passes.clear()
-        return self.objective.value_gradient_and_squares(data)
-
-    @property
-    def vectorised(self) -> set[str]:
-        """The parameters whose squares were found by vmap: it swaps them, the others not."""
-        return set().union(*self.passes)
-
-
-def _watched(problem: Problem, **arguments: Any) -> Watched:
-    return Watched(problem.model, problem.loss, arguments)
 
 
 def _check(found: Evaluation, problem: Problem) -> None:
@@ -59,7 +21,7 @@ def _check(found: Evaluation, problem: Problem) -> None:
     torch.testing.assert_close(found.gradient, dense.gradient(problem), rtol=1e-9, atol=1e-13)
 
 
-# Exact for any module -----------------------------------------------------------------------------
+# Exact for any module, with few samples -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(("model", "loss"), PAIRS)
@@ -133,15 +95,9 @@ class Slope(nn.Module):
         return found
 
 
-class Distances(nn.Module):
-    """Distances of the rows of a sample, an operation in which vmap would loop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([nn.functional.pdist(sample * self.scale) for sample in x])
+def convolutional() -> nn.Module:
+    """Layers of which none is Linear."""
+    return nn.Sequential(nn.Conv1d(2, 4, 2), nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv1d(4, 1, 3))
 
 
 ESTIMATED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -149,7 +105,7 @@ ESTIMATED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "gru": (lambda: Last(nn.GRU), (4, 2)),
     "lstm": (lambda: Last(nn.LSTM), (4, 2)),
     "physics": (Slope, (2,)),
-    "no rule of vmap": (Distances, (3, 2)),
+    "convolutional": (convolutional, (2, 4)),
 }
 estimated = pytest.mark.parametrize("name", ESTIMATED)
 
@@ -195,7 +151,6 @@ def test_the_noise_of_an_entry() -> None:
     weight = model.weight
     torch.manual_seed(0)
     x = torch.randn(400, entries, dtype=torch.float64)
-    # vmap does not reach a weight that is held elsewhere.
     objective = Objective(model, lambda z, _: z, forward=lambda _, x: x @ weight[:, 0])
     found = objective.value_gradient_and_squares((x, x[:, :1]))
     ratio = found.squares / x.square().mean(0)
@@ -229,16 +184,6 @@ def test_backward_passes_do_not_grow_with_the_samples(
     assert counts == [1 + GROUPS, 1 + GROUPS]
 
 
-@estimated
-def test_vmap_is_not_tried_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x, targets = _estimated(name, 20)
-    objective = Objective(model, nn.MSELoss())
-    first = objective.value_gradient_and_squares((x, targets))
-    monkeypatch.delattr(torch, "vmap")
-    again = objective.value_gradient_and_squares((x, targets))
-    assert torch.equal(first.squares, again.squares)
-
-
 def test_signs_leave_the_generators_alone() -> None:
     model, x, targets = _estimated("lstm", 20)
     before = torch.random.get_rng_state()
@@ -270,26 +215,50 @@ def test_signs_in_lower_precision(name: str, autocast: bool) -> None:
 # Which route is taken -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["linear", "mlp", "frozen"])
-def test_linear_layers_take_the_fast_path(model: str) -> None:
+@pytest.fixture
+def two_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the estimates of more than two samples differ from the exact squares."""
+    monkeypatch.setattr(squared_gradients, "GROUPS", 2)
+
+
+def _estimates(objective: Objective, data: Any, exact: Tensor) -> set[str]:
+    """The names of the parameters with estimates: their squares are not the exact ones."""
+    for _ in range(2):  # the second time with layers that are trusted
+        found = objective.value_gradient_and_squares(data).squares
+    pieces = zip(
+        objective.network.names,
+        objective.parameters.pieces(found),
+        objective.parameters.pieces(exact),
+        strict=True,
+    )
+    return {name for name, f, e in pieces if not torch.allclose(f, e, rtol=1e-6, atol=1e-13)}
+
+
+@pytest.mark.usefixtures("two_groups")
+@pytest.mark.parametrize(
+    ("model", "estimated"),
+    [
+        ("linear", set()),
+        ("mlp", set()),
+        ("frozen", set()),
+        ("called-twice", set()),
+        ("conv", {"0.weight", "0.bias"}),  # the Conv layer, not the Linear one
+        ("tied", {"0.weight", "0.bias", "2.bias"}),
+    ],
+)
+def test_each_layer_takes_its_own_route(model: str, estimated: set[str]) -> None:
     problem = make(model, "cross-entropy")
-    watched = _watched(problem)
-    _check(watched.evaluate(problem.data), problem)
-    assert watched.passes == [set()]  # one forward pass, nothing swapped
+    objective = Objective(problem.model, problem.loss, forward=call)
+    assert _estimates(objective, problem.data, dense.squares(problem)) == estimated
 
 
-def test_each_layer_takes_its_own_route() -> None:
-    problem = make("conv", "cross-entropy")
-    watched = _watched(problem)
-    _check(watched.evaluate(problem.data), problem)
-    assert watched.vectorised == {"0.weight", "0.bias"}  # the Conv layer, not the Linear one
-
-
-def test_tied_weights_are_not_trusted_to_the_fast_path() -> None:
-    problem = make("tied", "cross-entropy")
-    watched = _watched(problem)
-    _check(watched.evaluate(problem.data), problem)
-    assert watched.vectorised == {"0.weight", "0.bias", "2.bias"}
+def test_linear_layers_take_one_pass() -> None:
+    model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), torch.randn(40, 2)
+    objective = Objective(model, nn.MSELoss())
+    objective.value_gradient_and_squares((x, torch.zeros(40, 1)))  # decides what to trust
+    sizes = noted_sizes(model)
+    objective.value_gradient_and_squares((x, torch.zeros(40, 1)))
+    assert sizes == [40]
 
 
 class ALittleMore(nn.Module):
@@ -313,13 +282,6 @@ def test_a_weight_that_is_hardly_used_elsewhere_is_not_trusted_to_the_fast_path(
     torch.testing.assert_close(found.squares, _by_loop(model, x), rtol=1e-10, atol=0.0)
 
 
-def test_a_layer_called_twice_takes_the_fast_path() -> None:
-    problem = make("called-twice", "cross-entropy")
-    watched = _watched(problem)
-    _check(watched.evaluate(problem.data), problem)
-    assert watched.vectorised == set()
-
-
 class Steps(nn.Module):
     """A Linear layer over the time steps of [n, steps, 2], with the time in dimension 0 or 1."""
 
@@ -332,6 +294,7 @@ class Steps(nn.Module):
         return (out.transpose(0, 1) if self.time == 0 else out).tanh()
 
 
+@pytest.mark.usefixtures("two_groups")
 @pytest.mark.parametrize("time", [0, 1])
 @pytest.mark.parametrize("memory", [1, 1 << 30])
 def test_a_linear_layer_over_time_steps(time: int, memory: int) -> None:
@@ -339,10 +302,10 @@ def test_a_linear_layer_over_time_steps(time: int, memory: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Steps(time), nn.Flatten(), nn.Linear(6, 1)).double()
     x = torch.randn(3, 3, 2, dtype=torch.float64)
-    watched = Watched(model, nn.MSELoss(), {"activation_memory": memory, "micro_batch": 3})
-    found = watched.evaluate((x, torch.zeros(3, 1, dtype=torch.float64)))
-    assert watched.vectorised == ({"0.layer.weight", "0.layer.bias"} if time == 0 else set())
-    torch.testing.assert_close(found.squares, _by_loop(model, x))
+    objective = Objective(model, nn.MSELoss(), activation_memory=memory, micro_batch=3)
+    data = x, torch.zeros(3, 1, dtype=torch.float64)
+    estimated = _estimates(objective, data, _by_loop(model, x))
+    assert estimated == ({"0.layer.weight", "0.layer.bias"} if time == 0 else set())
 
 
 def _by_loop(model: nn.Module, x: Tensor) -> Tensor:
@@ -373,17 +336,16 @@ def test_an_activation_in_place_is_seen_even_where_it_changes_nothing(
     torch.testing.assert_close(found.squares, _by_loop(model, x))
 
 
+@pytest.mark.usefixtures("two_groups")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_layer_whose_weight_is_computed() -> None:
     model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 3)), nn.Tanh(), nn.Linear(3, 2))
     model.double()(torch.randn(1, 3, dtype=torch.float64))
     model.eval()
     x = torch.randn(4, 3, dtype=torch.float64)
-    watched = Watched(model, nn.MSELoss())
-    found = watched.evaluate((x, torch.zeros(4, 2, dtype=torch.float64)))
-    assert "0.weight_orig" in watched.vectorised
-    assert "2.weight" not in watched.vectorised
-    torch.testing.assert_close(found.squares, _by_loop(model, x))
+    data = x, torch.zeros(4, 2, dtype=torch.float64)
+    estimated = _estimates(Objective(model, nn.MSELoss()), data, _by_loop(model, x))
+    assert estimated == {"0.weight_orig"}
 
 
 def test_a_gradient_of_zero_proves_nothing() -> None:
@@ -423,16 +385,6 @@ def test_parameters_without_influence_have_squares_of_zero() -> None:
 
 
 # Memory -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("samples_at_a_time", [1, 2, 4, 5])
-def test_per_sample_gradients_are_made_a_few_at_a_time(samples_at_a_time: int) -> None:
-    problem = make("conv", "logistic")
-    vectorised = 8 * (2 * 4 + 2)  # bytes of the Conv layer's gradient for one sample
-    memory = CHUNK_PART * samples_at_a_time * vectorised
-    watched = _watched(problem, micro_batch=5, activation_memory=memory)
-    _check(watched.evaluate(problem.data), problem)
-    assert len(watched.passes) == 1 + math.ceil(5 / samples_at_a_time)
 
 
 def noted_sizes(model: nn.Module) -> list[int]:
@@ -493,10 +445,9 @@ def test_micro_batches_leave_room_for_what_linear_layers_hold() -> None:
 def test_squares_under_autocast(model: str) -> None:
     problem = make(model, "mse")
     data = tuple(side.float() for side in problem.data)
-    watched = Watched(problem.model.float(), problem.loss)
-    with torch.autocast("cpu", torch.bfloat16), watched.objective.network.algebra():
-        found = watched.evaluate(data)
-    assert watched.vectorised == ({"0.weight", "0.bias"} if model == "conv" else set())
+    objective = Objective(problem.model.float(), problem.loss)
+    with torch.autocast("cpu", torch.bfloat16), objective.network.algebra():
+        found = objective.value_gradient_and_squares(data)
     problem.model.double()
     assert found.squares.dtype == torch.float32
     exact = dense.squares(problem)

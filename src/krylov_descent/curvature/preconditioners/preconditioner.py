@@ -63,9 +63,10 @@ class FisherDiagonal(Diagonal):
     With an exponent, D is a power of that.
 
     The diagonal is the mean of the squared per-sample gradients (not the square of the mean
-    gradient), or an unbiased estimate of it where vmap fails (see `squared_gradients`). A gradient
-    that is zero everywhere gives D = 1. With entries between ε and 1, the length of a vector in D
-    is similar to its own length, so small gradients make no products overflow in half precision.
+    gradient); outside of Linear layers, an unbiased estimate of it (see `squared_gradients`). A
+    gradient that is zero everywhere gives D = 1. With entries between ε and 1, the length of a
+    vector in D is similar to its own length, so small gradients make no products overflow in half
+    precision.
 
     Args:
         epsilon: the floor relative to the largest entry; the paper's ε.

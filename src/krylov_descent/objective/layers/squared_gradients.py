@@ -1,56 +1,46 @@
 """Sums of squared per-sample gradients, for the Fisher diagonal (paper, Section 4).
 
 The result is Σᵢ (∂nᵢ/∂θ)², with the square inside the sum; it is not the square of the gradient.
-There are three routes, and a parameter takes the first one that is valid for it. Routes 1 and 2
-are exact, route 3 is an unbiased estimate:
+There are two routes:
 
-1. Linear layers, from inputs x and cotangents δ of the outputs. With one row per sample
+1. Linear layers are exact, from inputs x and cotangents δ of the outputs. With one row per sample
    ∂nᵢ/∂W = δᵢxᵢᵀ, so the squares factor: Σᵢ (δᵢxᵢᵀ)² = (δ²)ᵀ(x²), one more matrix product.
    With several rows per sample (the steps of a sequence, a recurrent layer called once per step)
    ∂nᵢ/∂W is the sum of δxᵀ over the sample's rows, one matrix product per sample. A layer must
    pass the check of `layer_trust` in every graph. On a first batch, δᵀx must agree with autograd's
    gradient, and row i of δ must depend on loss i only. The latter fails if dimension 0 is time.
-2. vmap over samples, in chunks that fit the memory for activations.
-3. Random signs, if vmap fails or would loop over samples inside an operation (`nn.LSTM`, a forward
-   pass that differentiates). The samples are dealt out to `GROUPS` groups G, and each sample gets a
-   sign sᵢ = ±1: Σᵢ gᵢ² ≈ Σ_G (Σ_{i∈G} sᵢgᵢ)². The mean over signs is exact, because sᵢsⱼ has mean
-   0. An entry of many samples has a relative standard deviation of about √(2/GROUPS) = 0.5, the
-   noise of GROUPS draws of signs for all samples. Those would take as many backward passes over
-   all samples; the groups together are one forward and one backward pass over the samples.
-   Batches of at most GROUPS samples are exact.
+2. All other parameters have an unbiased estimate by random signs. The samples are dealt out to
+   `GROUPS` groups G, and each sample gets a sign sᵢ = ±1: Σᵢ gᵢ² ≈ Σ_G (Σ_{i∈G} sᵢgᵢ)². The mean
+   over signs is exact, because sᵢsⱼ has mean 0. An entry of many samples has a relative standard
+   deviation of about √(2/GROUPS) = 0.5, the noise of GROUPS draws of signs for all samples. Those
+   would take as many backward passes over all samples; the groups together are one forward and one
+   backward pass over the samples. Batches of at most GROUPS samples are exact.
 
 The N×n per-sample gradients are never held all at once.
 """
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.objective.batches import Batch, replace_tensors, tensors_in
+from krylov_descent.objective.batches import Batch
 from krylov_descent.objective.layers.layer_trust import agrees, trust_tolerance, used_nowhere_else
 from krylov_descent.objective.layers.linear_layers import LinearLayer, recorded_linear_layers
 from krylov_descent.objective.loss_scale import length
 from krylov_descent.objective.network import Network, require_graph
-from krylov_descent.runtime.messages import is_out_of_memory
 from krylov_descent.runtime.ops import operations
 from krylov_descent.runtime.precision import epsilon_of
-from krylov_descent.runtime.private import vmap_without_loops
 from krylov_descent.runtime.random_signs import signs_like
-from krylov_descent.runtime.threads import Shared
 
 # Whether a layer takes route 1 is decided on this many samples.
 TRUST_SAMPLES = 32
 # A chunk of per-sample gradients may take 1/CHUNK_PART of the memory for activations.
 CHUNK_PART = 8
-# Route 3 adds up the gradients of this many groups of samples.
+# Route 2 adds up the gradients of this many groups of samples.
 GROUPS = 8
-
-# The switch belongs to the whole process, so threads share the context.
-no_vmap_loops = Shared(vmap_without_loops)
 
 
 class SquaredGradients:
@@ -59,8 +49,8 @@ class SquaredGradients:
     Attributes:
         settled: whether the last batch left no layer for which the use of route 1 is undecided.
 
-    Cost of `of_batch`: one gradient, plus one third of it for layers of route 1, plus one to
-    three gradients for route 2, plus one gradient, in GROUPS passes, for route 3.
+    Cost of `of_batch`: one gradient, plus one third of it for layers of route 1, plus one gradient,
+    in GROUPS passes, if there are parameters of route 2.
     """
 
     def __init__(self, network: Network) -> None:
@@ -70,7 +60,6 @@ class SquaredGradients:
     def forget(self) -> None:
         """Discard all decisions about routes, because the model has changed."""
         self._trusted: dict[str, bool] = {}  # by the names of the layers
-        self._vmap_works: bool | None = None  # None: not tried
         self.settled = False
 
     def on(self, network: Network) -> "SquaredGradients":
@@ -128,10 +117,7 @@ class SquaredGradients:
                     gradients[position[id(p)]] = gradient
                     squares[position[id(p)]] = square
         if rest:
-            # If the host cannot read results now, an earlier call has made the check.
-            sums = [gradients[i] for i in rest] if operations().may_read else None
-            of_rest = self._squares_of_rest(batch, rest, memory, sums)
-            for i, square in zip(rest, of_rest, strict=True):
+            for i, square in zip(rest, self._by_signs(batch, rest), strict=True):
                 squares[i] = square
         known = (
             p.new_zeros(()) if s is None else s for p, s in zip(parameters, squares, strict=True)
@@ -188,79 +174,6 @@ class SquaredGradients:
                     verdicts.append(agrees(gradient, exact[position[id(p)]], tolerance))
             if None not in verdicts:  # otherwise a later batch decides
                 self._trusted[names[id(layer.module)]] = own and all(verdicts)
-
-    def _squares_of_rest(
-        self,
-        batch: Batch,
-        rest: list[int],
-        memory: int,
-        sums: Sequence[Tensor | None] | None,
-    ) -> list[Tensor]:
-        """Σ squared gradients of some parameters, by vmap (route 2) or random signs (route 3).
-
-        Args:
-            batch: m samples.
-            rest: the indices of the parameters.
-            memory: bytes for activations.
-            sums: autograd's Σ gradients, which the per-sample gradients must add up to; None for
-                no check.
-        """
-        if self._vmap_works is not False:
-            try:
-                # Only the first call refuses loops: vmap in other threads has to do without, too.
-                with nullcontext() if self._vmap_works else no_vmap_loops:
-                    squares = self._vmapped(batch, rest, memory, sums)
-                self._vmap_works = True
-                return squares
-            except RuntimeError as problem:
-                # If the engine does not let the host read results, the engine may be the cause.
-                if is_out_of_memory(problem) or not operations().may_read:
-                    raise
-                self._vmap_works = False
-        return self._by_signs(batch, rest)
-
-    def _vmapped(
-        self,
-        batch: Batch,
-        rest: list[int],
-        memory: int,
-        sums: Sequence[Tensor | None] | None,
-    ) -> list[Tensor]:
-        network = self._network.original  # an aliased network would swap in its aliases
-        names = [network.names[i] for i in rest]
-        tensors = tuple(network.parameters.tensors[i].detach() for i in rest)
-        nest = (batch.inputs, batch.targets)
-
-        def loss_of_one(values: tuple[Tensor, ...], *row: Tensor) -> Tensor:
-            inputs, targets = replace_tensors(nest, [t.unsqueeze(0) for t in row])
-            one = Batch(inputs, targets, 1)
-            loss: Tensor = network.call_with(
-                values, names, lambda: network.sample_losses(one, eager=True)
-            )
-            return loss[0]
-
-        columns = tensors_in(nest)
-        gradient = torch.vmap(torch.func.grad(loss_of_one), in_dims=(None, *(0 for _ in columns)))
-        squares = [torch.zeros_like(tensor) for tensor in tensors]
-        totals = [torch.zeros_like(tensor) for tensor in tensors]
-        chunk = max(1, memory // CHUNK_PART // max(1, sum(tensor.nbytes for tensor in tensors)))
-        # no_grad builds no graph for the parameters outside `rest`; torch.func.grad is unaffected.
-        with torch.no_grad():
-            for start in range(0, batch.size, chunk):
-                rows = gradient(tensors, *(column[start : start + chunk] for column in columns))
-                for total, square, row in zip(totals, squares, rows, strict=True):
-                    total.add_(row.sum(0))
-                    square.add_(row.square().sum(0))
-        epsilon = epsilon_of(network.autocast or tensors[0].dtype, tensors[0].device)
-        for name, total, square, exact in zip(names, totals, squares, sums or (), strict=False):
-            error = total if exact is None else total - exact
-            # Rounding is relative to Σ‖gᵢ‖ ≤ √(m Σ‖gᵢ‖²), and not to ‖Σ gᵢ‖, which may vanish.
-            size = (batch.size * square.sum()).sqrt()
-            # Swapping parameters in the modules does not reach a tensor that the loss or the
-            # forward pass holds elsewhere, in a list for example.
-            if bool(error.norm() > trust_tolerance(epsilon) * size):
-                raise RuntimeError(f"those of {name!r} do not add up to its gradient")
-        return squares
 
     def _by_signs(self, batch: Batch, rest: list[int]) -> list[Tensor]:
         """An unbiased estimate of the Σ squared gradients of some parameters."""
