@@ -35,6 +35,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let tests on a GPU have the tensor-core kernels from their first step on."""
+    if item.get_closest_marker("gpu") is not None and torch.cuda.is_available():
+        from krylov_descent.cuda.triton.availability import availability
+
+        availability(torch.device("cuda", 0)).wait()
+
+
 @pytest.fixture(autouse=True)
 def fixed_seeds_and_default_dtype() -> Iterator[None]:
     """Give each test the same random numbers, whatever ran before it, and float32 as default."""

@@ -32,12 +32,15 @@ from krylov_descent.runtime.private import (
     current_dispatch_mode,
     default_store,
     end_allocation,
+    fix_cache_keys,
     forward_hooks,
     function_of,
+    has_note,
     holds_hooks,
     is_called_directly,
     is_hook_of_replicate,
     leaf_of,
+    leave_note,
     norms_of,
     scales_by_frequency,
     schema_of,
@@ -46,7 +49,6 @@ from krylov_descent.runtime.private import (
     storage_number,
     transforms_are_active,
     views_like,
-    vmap_without_loops,
     will_be_computed,
     writes_of,
 )
@@ -73,8 +75,6 @@ def test_those_with_a_public_way_are_there() -> None:
         assert hasattr(torch, name)
     for name in ("_are_functorch_transforms_active", "_will_engine_execute_node"):
         assert hasattr(torch._C, name)
-    for name in ("_is_vmap_fallback_enabled", "_set_vmap_fallback_enabled"):
-        assert hasattr(torch._C._functorch, name)
     assert hasattr(torch._utils, "_unflatten_dense_tensors")
 
 
@@ -147,19 +147,6 @@ def test_the_schema_tells_what_is_written() -> None:
     assert schema.is_mutable
     assert [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write] == ["self"]
     assert not schema_of(aten.add.Tensor).is_mutable
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_vmap_raises_in_place_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(3, 4, 2)
-    distances = torch.vmap(nn.functional.pdist)
-    with pytest.raises(RuntimeError, match="fallback"), vmap_without_loops():
-        distances(x)
-    expected = torch.stack([nn.functional.pdist(rows) for rows in x])
-    torch.testing.assert_close(distances(x), expected)
-    monkeypatch.delattr(torch._C._functorch, "_set_vmap_fallback_enabled")
-    with vmap_without_loops():
-        torch.testing.assert_close(distances(x), expected)
 
 
 def test_transforms_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,6 +340,36 @@ def test_arguments_of_a_kernel_of_triton() -> None:
 
     compiled = triton.JITFunction(kernel, do_not_specialize_on_alignment=["y"])
     assert list(specialised_places(compiled)) == [0]
+
+
+@pytest.mark.gpu
+def test_a_note_in_the_cache_of_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert not has_note("ab")
+    leave_note("ab")
+    assert has_note("ab")
+    assert not has_note("cd")
+
+
+@pytest.mark.gpu
+def test_a_kernel_has_the_same_cache_key_in_every_order() -> None:
+    pytest.importorskip("triton")
+    from krylov_descent.cuda.triton import kernels
+
+    names = [name for name, value in vars(kernels).items() if hasattr(value, "cache_key")]
+    script = (
+        "import sys\n"
+        "from krylov_descent.cuda.triton import kernels\n"
+        "keys = {name: getattr(kernels, name).cache_key for name in sys.argv[1:]}\n"
+        "print(sorted(keys.items()))"
+    )
+    found = [
+        subprocess.run([sys.executable, "-c", script, *order], capture_output=True, check=True)
+        for order in (names, names[::-1])
+    ]
+    assert found[0].stdout == found[1].stdout
+    fix_cache_keys([object()])  # what Triton's interpreter makes of a function has no key
 
 
 # Where the source has private names.

@@ -4,18 +4,20 @@
 `graphs/record_*.py` records one kind of work. Work that cannot be recorded runs eagerly.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from krylov_descent.cuda.graphs.capture import capture_graph
+from krylov_descent.cuda.graphs.capture import capture_graph, is_large
 from krylov_descent.cuda.graphs.record_basis import launch_basis
 from krylov_descent.cuda.graphs.record_factors import launch_factors
 from krylov_descent.cuda.graphs.record_gradient import launch_gradient, launch_mini_batch
 from krylov_descent.cuda.graphs.record_product import launch_linearization
 from krylov_descent.cuda.graphs.record_search import launch_search
 from krylov_descent.cuda.graphs.recorder import Recorder
+from krylov_descent.cuda.triton.availability import availability
 from krylov_descent.curvature.krylov_basis import KrylovBasis
 from krylov_descent.curvature.preconditioners.kronecker import FactorsOfBatches
 from krylov_descent.curvature.products import Linearization
@@ -57,6 +59,7 @@ class CudaEngine(RecordingEngine):
 
     def __init__(self, objective: Objective) -> None:
         super().__init__(objective, capture_graph)
+        self._kernels_came_late = False
 
     @property
     def possible(self) -> bool:
@@ -64,3 +67,18 @@ class CudaEngine(RecordingEngine):
 
     def finish(self) -> None:
         torch.cuda.current_stream(self.objective.parameters.device).synchronize()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        if self.possible and is_large(self.objective.network):
+            self._update_kernels()
+        with super().step():
+            yield
+
+    def _update_kernels(self) -> None:
+        """Record anew if the tensor-core kernels have been compiled since the last step."""
+        kernels = availability(self.objective.parameters.device)
+        kernels.update()
+        if kernels.came_late and not self._kernels_came_late:
+            self.graphs.clear()
+            self._kernels_came_late = True

@@ -8,8 +8,8 @@ back to a public way where there is one. Otherwise an AttributeError names the m
 
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -30,12 +30,15 @@ __all__ = [
     "current_dispatch_mode",
     "default_store",
     "end_allocation",
+    "fix_cache_keys",
     "forward_hooks",
     "function_of",
+    "has_note",
     "holds_hooks",
     "is_called_directly",
     "is_hook_of_replicate",
     "leaf_of",
+    "leave_note",
     "modules_in",
     "norms_of",
     "own_buffers",
@@ -47,7 +50,6 @@ __all__ = [
     "storage_number",
     "transforms_are_active",
     "views_like",
-    "vmap_without_loops",
     "will_be_computed",
     "writes_of",
 ]
@@ -107,26 +109,6 @@ def transforms_are_active() -> bool:
     """
     active = getattr(torch._C, "_are_functorch_transforms_active", None)
     return True if active is None else bool(active())
-
-
-@contextmanager
-def vmap_without_loops() -> Iterator[None]:
-    """Context manager: vmap raises a RuntimeError at an operation for which it has no rule.
-
-    Why: vmap loops over samples there. The only public sign of it is the text of a warning. The
-    switch belongs to the whole process, as warning filters do.
-    Versions: torch 2.11 to 2.13. Without: vmap loops.
-    """
-    functions: Any = torch._C._functorch
-    if not hasattr(functions, "_set_vmap_fallback_enabled"):
-        yield
-        return
-    before = functions._is_vmap_fallback_enabled()
-    functions._set_vmap_fallback_enabled(False)
-    try:
-        yield
-    finally:
-        functions._set_vmap_fallback_enabled(before)
 
 
 # Autograd.
@@ -414,3 +396,43 @@ def specialised_places(kernel: Any) -> Iterator[int]:
     for place, param in enumerate(kernel.params):
         if not (param.is_constexpr or param.do_not_specialize_on_alignment):
             yield place
+
+
+def leave_note(name: str) -> None:
+    """Leave a note in Triton's cache of compiled kernels, to be found until the cache is emptied.
+
+    Args:
+        name: what the note is found by, in hexadecimal digits.
+
+    Why: a note that all kernels are in the cache must vanish with them.
+    Versions: those that come with torch 2.11 to 2.13. Without: nothing; see `has_note`.
+    """
+    with suppress(ImportError, AttributeError):
+        _triton_cache(name).put(b"", "note")
+
+
+def has_note(name: str) -> bool:
+    """Whether `leave_note` has been called on this machine for a name.
+
+    Why and versions: as `leave_note`. Without: False; each process tries out the kernels.
+    """
+    with suppress(ImportError, AttributeError):
+        return _triton_cache(name).get_file("note") is not None
+    return False
+
+
+def _triton_cache(name: str) -> Any:
+    from triton.runtime.cache import get_cache_manager
+
+    return get_cache_manager(name)
+
+
+def fix_cache_keys(functions: Iterable[Any]) -> None:
+    """Let Triton compute the cache keys of its functions, each after those that it calls.
+
+    Why: the key of a kernel also depends on which of the functions that it calls have a key
+    already, so a process that runs kernels in another order would not find them in the cache.
+    Versions: those that come with torch 2.11 to 2.13. Without: such kernels are compiled again.
+    """
+    for function in functions:
+        getattr(function, "cache_key", None)

@@ -15,7 +15,8 @@ from krylov_descent.cuda.graphs.parallel_branches import (
     side_by_side,
 )
 from krylov_descent.cuda.graphs.recorder import EVALUATION, NOISE, STEP
-from krylov_descent.cuda.triton.entry import possible, tensor_core_products
+from krylov_descent.cuda.triton.availability import possible
+from krylov_descent.cuda.triton.entry import tensor_core_products
 from krylov_descent.objective.batches import tensors_in
 from tests.engines import engine_of
 
@@ -80,7 +81,7 @@ def milliseconds(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def test_jobs_that_were_begun_are_waited_for_where_they_are_read() -> None:
-    x, device = torch.ones(1000, device="cuda"), torch.device("cuda")
+    x, device = torch.ones(1000, device="cuda"), torch.device("cuda", 0)
     if not possible(device):
         pytest.skip("operations do not pass by our own")
     graph, products = torch.cuda.CUDAGraph(), tensor_core_products(device)

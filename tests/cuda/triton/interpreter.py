@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from triton.language.extra import libdevice
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
 
-from krylov_descent.cuda.triton import entry, launching
+from krylov_descent.cuda.triton import availability, launching
 
 
 class Event:
@@ -73,6 +73,6 @@ GridExecutor.__call__ = launch_unseen
 InterpreterBuilder.create_splat = create_splat
 torch.cuda.current_stream = current_stream
 libdevice.tanh, libdevice.log1p = by_numpy(np.tanh), by_numpy(np.log1p)
-entry.possible = lambda device: True  # type: ignore[assignment]
+availability.possible = lambda device: True
 launching.multiprocessors = lambda device: MULTIPROCESSORS  # type: ignore[assignment]
 launching._specialised = lambda kernel: []

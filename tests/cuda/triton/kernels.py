@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.cuda.graphs.recorded_operations import recorded_operations
-from krylov_descent.cuda.triton import entry
+from krylov_descent.cuda.triton import availability, entry
 from krylov_descent.runtime.precision import SETTINGS
 
 # With TRITON_INTERPRET=1 kernels run on tensors of the CPU (see `interpreter`).
@@ -22,7 +22,7 @@ EXACT, ROUGH = 3e-7, 1e-3
 
 @pytest.fixture
 def needs_tensor_cores() -> None:
-    if not entry.possible(DEVICE):
+    if not availability.possible(DEVICE):
         pytest.skip("this GPU has no tensor cores that the kernels are for")
 
 

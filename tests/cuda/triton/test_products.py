@@ -431,18 +431,6 @@ def test_steps_repeat_to_the_last_bit_and_agree_with_torch(
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("needs_tensor_cores")
-def test_without_a_compiler_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-
-    def broken(device: torch.device) -> None:
-        raise RuntimeError("no C compiler was found")
-
-    monkeypatch.setattr("krylov_descent.cuda.triton.trial.try_out", broken)
-    with pytest.warns(UserWarning, match="no C compiler was found"):
-        assert not entry.possible.__wrapped__(DEVICE)
-
-
-@pytest.mark.gpu
 @pytest.mark.interpreted
 @pytest.mark.parametrize("precision", ["none", "tf32"])
 @pytest.mark.parametrize("kind", ["sigmoid", "tanh", "relu"])

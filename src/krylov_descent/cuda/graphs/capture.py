@@ -16,7 +16,8 @@ from torch import Tensor
 
 from krylov_descent.cuda.graphs.parallel_branches import all_joined
 from krylov_descent.cuda.graphs.recorded_operations import recorded_operations
-from krylov_descent.cuda.triton.entry import possible, tensor_core_products
+from krylov_descent.cuda.triton.availability import possible
+from krylov_descent.cuda.triton.entry import tensor_core_products
 from krylov_descent.cuda.triton.launching import loaded_kernels_alone
 from krylov_descent.objective.batches import Batch, tensors_in
 from krylov_descent.objective.network import Network

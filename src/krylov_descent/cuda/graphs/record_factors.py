@@ -1,5 +1,9 @@
 """Recordings of the Kronecker factors."""
 
+import functools
+from contextlib import suppress
+
+import torch
 from torch import Tensor
 
 from krylov_descent.cuda.graphs.host_transfer import placed
@@ -28,6 +32,7 @@ def _replayed(engine: Recorder, work: FactorsOfBatches) -> bool:
     if sum(place.numbers for place in places) > LARGEST_FACTORS:
         return False
     factors.make_room(places, objective.parameters)
+    _load_solver(objective.parameters.device)
 
     def make(network: Network, batch: Batch, normaliser: Tensor, *squares: Tensor) -> None:
         moments, left_out = sums_of(network, batch, places, form)
@@ -52,3 +57,10 @@ def _replayed(engine: Recorder, work: FactorsOfBatches) -> bool:
         return False
     recording()
     return engine.are_fresh(batch)
+
+
+@functools.cache
+def _load_solver(device: torch.device) -> None:
+    """Load the library of the Cholesky decomposition, which is impossible within a recording."""
+    with suppress(RuntimeError):  # raised again when the factors are computed
+        torch.linalg.cholesky_ex(torch.eye(2, device=device))

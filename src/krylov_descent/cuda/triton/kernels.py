@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from krylov_descent.runtime.private import fix_cache_keys
+
 # A matrix is scaled so that its bound is below 2¹⁵, within the range of fp16. One fp16 part keeps
 # 11 bits of entries from 2⁻²⁸ of the bound on; two parts keep 22 bits of entries from 2⁻¹⁷ on.
 TOP, ONE, INFINITE = tl.constexpr(14), tl.constexpr(0x3F800000), tl.constexpr(0x7F800000)
@@ -64,6 +66,9 @@ def _store_split(v, high, low, place, written, with_low):
     if with_low:
         rest = tl.where(_bits(v) < INFINITE, v - h.to(tl.float32), 0.0)
         tl.store(low + place, rest.to(tl.float16), written)
+
+
+fix_cache_keys([_bits, _largest, _scale, _number, _sigmoid, _store_split])
 
 
 @triton.jit

@@ -1,13 +1,19 @@
-"""Compiles the kernels that training needs on a GPU, and checks a product."""
+"""The trial of the kernels on a GPU: compiles those that training needs, and checks a product.
 
+`python -m krylov_descent.cuda.triton.trial INDEX` tries them out on one of the GPUs.
+"""
+
+import hashlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
+import triton
 from torch import Tensor
 
 from krylov_descent.cuda.triton import kernels, split_fp16, vectors
@@ -15,6 +21,7 @@ from krylov_descent.cuda.triton.cross_entropy import CrossEntropy
 from krylov_descent.cuda.triton.lazy_products import LazyProducts
 from krylov_descent.cuda.triton.split_fp16 import BLOCK, NARROW, Function, Product, SplitMatrix
 from krylov_descent.runtime.ops import Span
+from krylov_descent.runtime.private import has_note, leave_note
 
 # Relative error of a product with sums of 100 terms, in the precision of float32 and of tf32.
 TOLERANCES = {True: 1e-6, False: 1e-3}
@@ -30,11 +37,22 @@ FUNCTIONS = {
 THREADS = 16
 
 
-def try_out(device: torch.device) -> None:
-    """Compile or load the kernels, and raise an error if they do not work.
+def was_passed(device: torch.device) -> bool:
+    """Whether the kernels have passed their trial on such a GPU, and are in Triton's cache."""
+    return has_note(_identity(device))
 
-    Threads compile in parallel, because on a new machine each kernel takes a part of a second.
-    Later the kernels come from Triton's cache. Other kernels are compiled at their first use.
+
+def load_one(device: torch.device) -> None:
+    """Load a kernel; the first one of a process takes half a second, and others milliseconds."""
+    with torch.cuda.device(device):
+        vectors.sum_columns(torch.zeros(2, 2, device=device), squares=False)
+
+
+def try_out(device: torch.device) -> None:
+    """Compile the kernels into Triton's cache, and raise an error if they do not work.
+
+    Threads compile in parallel, because each kernel takes a part of a second. Kernels that are
+    left out here are compiled at their first use.
     """
 
     def on_device(job: Callable[[], object]) -> None:
@@ -44,10 +62,17 @@ def try_out(device: torch.device) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         for done in [pool.submit(on_device, job) for job in _jobs(device)]:
             done.result()
-    with suppress(RuntimeError):  # raised again at its first use
-        torch.linalg.cholesky_ex(torch.eye(2, device=device))  # loads a library
     torch.cuda.synchronize(device)
     _check(device)
+    leave_note(_identity(device))
+
+
+def _identity(device: torch.device) -> str:
+    """A hash of everything that the compiled kernels depend on."""
+    sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    gpu = torch.cuda.get_device_properties(device)
+    versions = triton.__version__, torch.__version__, gpu.name, gpu.major, gpu.minor
+    return hashlib.sha256(b"".join([*sources, repr(versions).encode()])).hexdigest()
 
 
 def _jobs(device: torch.device) -> Iterator[Callable[[], object]]:
@@ -114,3 +139,7 @@ def _check(device: torch.device) -> None:
         found = split_fp16.product(Product(split_a, split_b, True, True, exact))
         if not (found - exact_product).norm() <= tolerance * exact_product.norm():
             raise RuntimeError("a product is wrong")
+
+
+if __name__ == "__main__":
+    try_out(torch.device("cuda", int(sys.argv[1])))
