@@ -1,5 +1,6 @@
 """Curves as SVG files for the pages; the same results give the same file."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,3 +64,27 @@ def draw(
         figure.legend(handles, labels, fontsize="small", loc="outside right upper")
     with mpl.rc_context({"svg.hashsalt": SALT, "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None})
+
+
+def draw_profile(path: Path, ratios: Mapping[str, Sequence[float]]) -> None:
+    """Dolan and Moré's performance profile: the part of targets reached within τ times the best.
+
+    Args:
+        path: of the SVG file.
+        ratios: of each method, its time to each target over the best method's; infinity where it
+            did not reach the target.
+    """
+    lines = []
+    finite = [value for values in ratios.values() for value in values if value < math.inf]
+    end = 1.2 * max([10.0, *finite])
+    for name, values in ratios.items():
+        x = [1.0, *sorted(value for value in values if value < math.inf), end]
+        counts = [sum(value <= at for value in values) / len(values) for at in x]
+        lines.append(Line(name, x, counts))
+    draw(
+        path,
+        {"part of the targets reached": lines},
+        x_label="times the fastest method's time",
+        y_scale="linear",
+        steps=True,
+    )

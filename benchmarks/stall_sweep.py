@@ -2,12 +2,9 @@
 
 ReLU nets on few samples, where nothing in a step is random, are what a search gets stuck on: a step
 that is refused would be refused for ever. A run has stalled if more than `MOST_REFUSED` steps in a
-row were refused before its true end. It has truly ended where one of these is rounding alone: the
-loss, beside the loss at the beginning; the gradient; the decrease that the search predicts, with a
-noise of the loss that is plausible.
+row were refused before its true end.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,14 +12,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from benchmarks.true_end import truly_ended
 from krylov_descent import KSD
-from krylov_descent.algorithms.bfgs import StopReason
 
 CPU = torch.device("cpu")
 MOST_REFUSED = 3
-# Times the rounding of the loss at the beginning (a cross-entropy rounds as its logits do, and they
-# are some tens), and times that of the gradient's norm.
-LOSS_ROUNDING, GRADIENT_ROUNDING = 100.0, 10.0
 
 Problem = tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]
 
@@ -93,7 +87,6 @@ def train(kind: str, seed: int, steps: int, device: torch.device = CPU) -> Run:
         model, loss, (inputs, targets) = KINDS[kind]()
     model, data = model.to(device), (inputs.to(device), targets.to(device))
     optimizer = KSD(model, loss)
-    epsilon = torch.finfo(data[0].dtype).eps
     first, refused, most, passes, made = 0.0, 0, 0, 0.0, 0
     stalled = ended = False
     while made < steps and not (stalled or ended):
@@ -102,11 +95,6 @@ def train(kind: str, seed: int, steps: int, device: torch.device = CPU) -> Run:
         first = first or result.loss
         refused = 0 if result.status.moved else refused + 1
         most = max(most, refused)
-        little_to_gain = StopReason.BELOW_NOISE in result.reason and not result.status.moved
-        ended = (
-            result.loss <= LOSS_ROUNDING * epsilon * first
-            or result.gradient_norm <= GRADIENT_ROUNDING * (result.gradient_noise or 0.0)
-            or (little_to_gain and result.noise <= math.sqrt(epsilon) * result.loss)
-        )
+        ended = truly_ended(result, first, inputs.dtype)
         stalled = refused > MOST_REFUSED and not ended
     return Run(kind, seed, made, result.loss, result.gradient_norm, most, stalled, passes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.figures import Line, draw
+from benchmarks.figures import Line, draw, draw_profile
 from benchmarks.parts import Figure, Section, Sections
 from benchmarks.target.cells import KEYS, RACES, SEEDS, Cell
 from benchmarks.target.methods import METHODS
@@ -41,21 +41,10 @@ def ratios(sections: Sections, device: str) -> Profile:
 
 
 def profile(sections: Sections, device: torch.device, path: Path) -> None:
-    """Dolan and Moré's: the part of the targets that a method reaches within τ times the best."""
-    lines, found = [], ratios(sections, device.type)
-    finite = [value for values in found.values() for value in values if value < math.inf]
-    end = 1.2 * max([10.0, *finite])
-    for method, values in found.items():
-        x = [1.0, *sorted(value for value in values if value < math.inf), end]
-        counts = [sum(value <= at for value in values) / len(values) for at in x]
-        lines.append(Line(f"{METHODS[method].title}{_seeds(sections, device, method)}", x, counts))
-    draw(
-        path,
-        {"part of the targets reached": lines},
-        x_label="times the fastest method's time",
-        y_scale="linear",
-        steps=True,
-    )
+    """The performance profile of the methods."""
+    found = ratios(sections, device.type)
+    titles = {m: f"{METHODS[m].title}{_seeds(sections, device, m)}" for m in found}
+    draw_profile(path, {titles[method]: values for method, values in found.items()})
 
 
 def _seeds(sections: Sections, device: torch.device, method: str) -> str:

@@ -85,8 +85,9 @@ class MiniBatches:
             seconds={"gradient": passed},
         )
 
-    def epoch(self, data: Split) -> None:
-        """Every sample once, in a new order, at the rate that is set."""
+    def epoch(self, data: Split, *, seconds: float = math.inf) -> None:
+        """Every sample once, in a new order, at the rate that is set; or as many as time allows."""
+        started = time.perf_counter()
         if self._run is None:
             self._run = self._record(data) if self._recorded else lambda: self._step(data)
         count, device = len(data[0]), self._indices.device
@@ -94,6 +95,8 @@ class MiniBatches:
         for indices in order[: count - count % self.batch_size].split(self.batch_size):
             self._indices.copy_(indices)
             self._run()
+            if time.perf_counter() - started > seconds:
+                break
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: these runs are not resumed."""
