@@ -98,6 +98,7 @@ def run(
             passed += time.perf_counter() - started
             steps, refused = steps + 1, refused + 1 if was_refused else 0
             most = most if ended else max(most, refused)
+            ended = ended and was_refused
             if passed < measured * (1 + RESOLUTION) and passed < course.seconds and not ended:
                 continue
             measured, loss = passed, task.value()

@@ -52,6 +52,13 @@ def test_steps_that_keep_their_promise_leave_the_sets_alone() -> None:
     assert doublings_after(*(step(10 - 0.6 * k, 1.0) for k in range(12))) == 0
 
 
+def test_where_the_loss_falls_by_factors_a_rise_is_seen_at_once() -> None:
+    """Older decreases, which are larger, do not hide it."""
+    falling = [step(2.0**-k, 2.0**-k / 2) for k in range(10)]
+    assert doublings_after(*falling) == 0
+    assert doublings_after(*falling, step(3 * 2.0**-10, 2.0**-12)) == 1
+
+
 def test_steps_that_do_not_have_them_doubled() -> None:
     # Seen after the second; the third begins anew, and the fourth shows it again.
     losses = [10 - 0.4 * k for k in range(4)]

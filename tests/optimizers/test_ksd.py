@@ -192,7 +192,8 @@ def test_one_step_reaches_the_minimum_of_a_quadratic(
 
 def test_the_fisher_matrix_reaches_it_by_the_search_alone() -> None:
     model, x, y = regression()
-    result = KSD(model, nn.MSELoss(), curvature="fisher", bfgs_iterations=200).step((x, y))
+    optimizer = KSD(model, nn.MSELoss(), dimension=20, curvature="fisher", bfgs_iterations=200)
+    result = optimizer.step((x, y))
     assert result.loss_after == pytest.approx(ridge(x, y, 0.0)[1], rel=1e-12)
 
 

@@ -20,8 +20,11 @@ from krylov_descent.algorithms.subspace import Subspace
 
 Dimension = int | Literal["auto"]
 
-# The first number of directions, the least, and the largest factor from step to step.
-FIRST, LEAST, GROWTH = 20, 5, 1.3
+# The first number of directions, the least, and the largest factor from step to step. To begin
+# with few costs little where more are worth it (`first` in results/trials/spending.json).
+FIRST, LEAST, GROWTH = 8, 5, 1.3
+# For the sizes of B and C; and the memory for activations does not limit the number below this.
+USUAL = 20
 # Memory is provided for so many directions at first.
 PROVIDED = 64
 # Of the directions: if the best number is larger, more might be better.
@@ -30,9 +33,9 @@ DIRECTIONS = "directions"  # of the next step
 ENTRIES = (DIRECTIONS,)
 
 
-def first(dimension: Dimension) -> int:
-    """The number of directions of the first step."""
-    return FIRST if dimension == "auto" else dimension
+def usual(dimension: Dimension) -> int:
+    """The number of directions that the sizes of B and C follow from."""
+    return USUAL if dimension == "auto" else dimension
 
 
 def provided_for(dimension: int) -> int:
@@ -46,7 +49,7 @@ def provided_for(dimension: int) -> int:
 def begin(group: dict[str, Any], dimension: Dimension) -> None:
     """Create the entry of a parameter group, if it is missing or was asked for as a number."""
     if dimension != "auto" or DIRECTIONS not in group:
-        group[DIRECTIONS] = first(dimension)
+        group[DIRECTIONS] = FIRST if dimension == "auto" else dimension
 
 
 def learn(
@@ -66,7 +69,7 @@ def learn(
         subspace: of a step that was taken, with as many directions as the entry says.
         decrease: by the step.
         work: of a step with 1, 2, ... directions, as many as the subspace has or more.
-        most: the largest number of directions, unless it is less than the first number.
+        most: the largest number of directions, unless it is less than `USUAL`.
     """
     now = group[DIRECTIONS]
     made = sum(row < now for row in subspace.kept)  # the others are previous steps
@@ -80,7 +83,7 @@ def learn(
         wanted, why = max(best, now / GROWTH), f"{best} of {made} directions would have been best"
     if made < now:  # the Krylov space is exhausted
         wanted = min(wanted, now)
-    following = group[DIRECTIONS] = min(max(round(wanted), LEAST), max(most, FIRST))
+    following = group[DIRECTIONS] = min(max(round(wanted), LEAST), max(most, USUAL))
     return f"{why}; the next step has {following}"
 
 

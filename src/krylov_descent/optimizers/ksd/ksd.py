@@ -28,7 +28,7 @@ class KSD(KSDState):
         params: the parameters to train, as torch.optim takes them (tensors, named tensors, or
             groups with `weight_decay` and `lr`); all of the model's by default. Parameters with
             `requires_grad=False` are not trained.
-        dimension: K, the dimension of the Krylov subspace. "auto" begins with 20, and each step
+        dimension: K, the dimension of the Krylov subspace. "auto" begins with 8, and each step
             chooses K of the next by the decrease that directions bring for their work.
         curvature: "gauss-newton", "hessian" or "fisher".
         preconditioner: "kronecker" (see `KroneckerFactors`; used after 20 steps with the diagonal),
@@ -36,11 +36,11 @@ class KSD(KSDState):
             takes Kronecker factors if they can be had and are cheap, and else the diagonal, or its
             root for a forward pass that differentiates.
         subset_size: size of B and C: a number of samples, a fraction of them, "paper" (N/K, with
-            the first K), "fixed" (N/K, at least 1,000), "auto", or a pair of these for B and C.
-            "auto" is like "fixed", except where all steps have the same data in memory. There a
-            large model on a CPU begins with fewer samples, down to 250, and the sets double when
-            less than half of the decrease on C is seen on A. "fixed" and "auto" take all samples if
-            two disjoint sets do not fit into the data.
+            K = 20 if that is "auto"), "fixed" (N/K, at least 1,000), "auto", or a pair of these for
+            B and C. "auto" is like "fixed", except where all steps have the same data in memory.
+            There a large model on a CPU begins with fewer samples, down to 250, and the sets double
+            when less than half of the decrease on C is seen on A. "fixed" and "auto" take all
+            samples if two disjoint sets do not fit into the data.
         previous_steps: m, how many of the last steps join the subspace. The paper has 1. Each step
             deviates towards its own C; with more steps these deviations can cancel.
         bfgs_iterations: the most iterations of the search. With "auto" it ends when the last

@@ -91,7 +91,7 @@ class KSDState(DataOptimizer):
         self.curvature = Curvature(curvature)
         self._schedule = PreconditionerSchedule(preconditioner, epsilon, sharded=basis == "sharded")
         least = subset_growth.least_samples(self.objective.parameters)
-        self.subset_sizes = SubsetSizes.checked(subset_size, directions.first(dimension), least)
+        self.subset_sizes = SubsetSizes.checked(subset_size, directions.usual(dimension), least)
         self._create_entries()
         self._last_data = subset_growth.LastData()
         self.bfgs_iterations = bfgs_iterations

@@ -5,7 +5,7 @@ step computes the loss on A anyway, which tells how much smaller. Small sets are
 training their decrease carries over to all the data. When less than half of it does, the sets are
 doubled. (Byrd, Chin, Nocedal and Wu 2012 grow sets by the variance of gradients.)
 
-The memory is five numbers in a parameter group, which checkpoints save. Losses are compared only if
+The memory is six numbers in a parameter group, which checkpoints save. Losses are compared only if
 the data are those of the previous step. A fingerprint of the numbers, not the identity of the
 tensors, tells whether they are. So a resumed run recognises its data too, on any number of ranks.
 Data that are not in memory may change from step to step and be larger than memory, so the sets do
@@ -30,7 +30,7 @@ from krylov_descent.runtime.ranks import Ranks, Shard
 
 # The least fraction of the last steps' decrease on C that must be seen on A.
 WORTH = 0.5
-# The discount factor of older steps.
+# The discount factor of older steps, unless the loss falls faster.
 MEMORY = 0.7
 # Bounds the doublings: if only one set grows, the sets never become all of A.
 MOST_DOUBLINGS = 40
@@ -39,9 +39,10 @@ FINGERPRINT_SAMPLES = 16
 FINGERPRINT_BYTES = 6  # of a hash; float64 represents the integer exactly
 
 DOUBLINGS, EXPECTED, PROMISED = "set_doublings", "set_expected", "set_promised"
+LOSS = "set_loss"  # on A, before the last step that was taken
 SAME_DATA = "set_same_data"  # whether the last step had the data of the step before it
 FINGERPRINT = "set_fingerprint"  # of the last step's data; NaN if there is none
-ENTRIES = (DOUBLINGS, EXPECTED, PROMISED, SAME_DATA, FINGERPRINT)
+ENTRIES = (DOUBLINGS, EXPECTED, PROMISED, LOSS, SAME_DATA, FINGERPRINT)
 
 
 def least_samples(parameters: FlatParameters) -> int:
@@ -56,6 +57,7 @@ def begin(group: dict[str, Any]) -> None:
     group.setdefault(DOUBLINGS, 0)
     group.setdefault(EXPECTED, math.nan)
     group.setdefault(PROMISED, 0.0)
+    group.setdefault(LOSS, math.nan)
     group.setdefault(SAME_DATA, True)
     group.setdefault(FINGERPRINT, math.nan)
 
@@ -90,8 +92,11 @@ def learn(group: dict[str, Any], result: StepResult) -> None:
         group[DOUBLINGS] = min(group[DOUBLINGS] + 1, MOST_DOUBLINGS)
         group[EXPECTED], group[PROMISED] = math.nan, 0.0
     elif result.status is Status.MOVED:
-        group[EXPECTED] = result.loss + (0.0 if math.isnan(seen) else MEMORY * seen)
-        group[PROMISED] = MEMORY * group[PROMISED] + result.loss_before - result.loss_after
+        # Where the loss falls by factors, older decreases are larger and would hide the last one.
+        memory = MEMORY * min(1.0, result.loss / group[LOSS]) if group[LOSS] > 0 else MEMORY
+        group[EXPECTED] = result.loss + (0.0 if math.isnan(seen) else memory * seen)
+        group[PROMISED] = memory * group[PROMISED] + result.loss_before - result.loss_after
+        group[LOSS] = result.loss
 
 
 class LastData:
