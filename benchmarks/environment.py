@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+RESULTS = ":(exclude,top)benchmarks/results"
 PACKAGES = ("torch", "numpy", "krylov-descent", "curvlinops-for-pytorch", "pytorch_optimizer")
 
 
@@ -61,11 +62,16 @@ def cpu_name() -> str:
 
 
 def commit() -> str | None:
-    """The commit that was measured, with "+changes" where files differ; None without git."""
+    """The commit that was measured, with "+changes" where files differ; None without git.
+
+    Files of results do not count: a measurement writes them.
+    """
     revision = _output_of("git", "rev-parse", "HEAD").strip()
     if not revision:
         return None
-    return revision + ("+changes" if _output_of("git", "status", "--porcelain") else "")
+    return revision + (
+        "+changes" if _output_of("git", "status", "--porcelain", "--", ":/", RESULTS) else ""
+    )
 
 
 def _output_of(*command: str) -> str:
