@@ -44,7 +44,7 @@ adam_net = copy.deepcopy(net)
 loss = nn.MSELoss()
 start = time.perf_counter()
 optimizer = KSD(net, loss, forward=minus_second_derivative, preconditioner="identity")
-for _ in range(12):
+for _ in range(16):
     print(optimizer.step((x, f)), f"| error {error(net):.1e}")
 seconds = time.perf_counter() - start
 

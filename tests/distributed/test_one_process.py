@@ -82,9 +82,9 @@ def test_ranks_agree_on_kronecker_factors(shards: tuple[Group, list[int]]) -> No
 def test_sets_grow_alike(copying: int | None, pair: Group) -> None:
     """Also where the data of one rank are other tensors at each step."""
     sizes = [500, 700]
-    alone = work.sizes_of_growing_sets(sizes, 10)
+    alone = work.sizes_of_growing_sets(sizes, 7)
     assert [alone[0][0], alone[-1][0]] == [250, 500]
-    first, second = pair.run(work.sizes_of_growing_sets, sizes, 10, copying)
+    first, second = pair.run(work.sizes_of_growing_sets, sizes, 7, copying)
     assert first == second
     for (size, loss), (expected_size, expected_loss) in zip(first, alone, strict=True):
         assert size == expected_size
@@ -111,11 +111,12 @@ def test_a_fingerprint_is_that_of_all_data_however_divided(
 
 
 def test_sets_go_on_with_their_sizes_on_another_number_of_ranks(pair: Group, trio: Group) -> None:
-    *state, size = pair.run(work.state_of_growing_sets, [500, 700], 8)[0]
+    *state, size = pair.run(work.state_of_growing_sets, [500, 700], 6)[0]
     assert size == 500
-    assert work.sizes_after_loading([1200], *state) == [500, 500]
+    alone = work.sizes_after_loading([1200], *state)
+    assert alone[0] == 500
     for found in trio.run(work.sizes_after_loading, [0, 800, 400], *state):
-        assert found == [500, 500]
+        assert found == alone
 
 
 @pytest.mark.parametrize("name", ["hf", "ncg"])
