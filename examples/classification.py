@@ -26,7 +26,7 @@ model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(),
 
 # The L2 term keeps the weights finite once every point is on its side.
 optimizer = KSD(model, nn.CrossEntropyLoss(), weight_decay=1e-5)
-for _ in range(10):
+for _ in range(25):
     print(optimizer.step(train))
 
 with torch.no_grad():
