@@ -46,8 +46,23 @@ def test_one_idle_iteration_is_forgiven_and_three_are_not() -> None:
     assert iterations_until_the_end([*steady, -7.0, -7.0, -7.0], 5.0) == 10
 
 
-def test_a_search_without_any_decrease_is_not_ended_here() -> None:
-    assert iterations_until_the_end([1.0] * 50, 5.0) is None
+def test_a_search_without_any_decrease_may_cost_as_much_as_the_rest_of_the_step() -> None:
+    assert iterations_until_the_end([1.0] * 500, 5.0) == 101
+    assert iterations_until_the_end([1.0] * 500, 300.0) == 301
+    assert iterations_until_the_end([1.0] * 90 + [0.0], 5.0) is None
+
+
+def test_a_search_in_vain_says_that_nothing_was_found() -> None:
+    """Gradients promise a decrease, and the value, which is rounded, never changes."""
+
+    def rounded(point: np.ndarray) -> tuple[float, np.ndarray]:
+        return 1.0, -1 / (1 + np.abs(point))
+
+    returns = DiminishingReturns(1.0, 5.0)
+    search = BFGS(np.zeros(4), *rounded(np.zeros(4)), max_iterations=1000, returns=returns)
+    found = minimize(search, rounded)
+    assert found.reason is StopReason.NO_DECREASE
+    assert 100 < found.evaluations < 130
 
 
 @pytest.mark.parametrize("spent", [2.0, 1000.0])

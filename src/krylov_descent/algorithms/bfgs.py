@@ -102,6 +102,7 @@ class BFGS:
         self.point = start
         self.result: BFGSResult | None = None
         self.current = self.best = Iterate(start, value, gradient)
+        self._start_value = value
         self.lowest = value  # value seen; that of the best point may be higher by the noise
         self.last_decrease = math.inf
         self.inverse_hessian = InverseHessian(len(start))
@@ -188,7 +189,8 @@ class BFGS:
 
         returns = self._returns
         if returns is not None and returns.have_come(self.evaluations, self.best.value):
-            self._finish(StopReason.LITTLE_GAIN)
+            gained = self.best.value < self._start_value
+            self._finish(StopReason.LITTLE_GAIN if gained else StopReason.NO_DECREASE)
         elif found.accepted is not None:
             # From the slopes, which are more exact than the values unless there is a kink between
             # them.

@@ -6,6 +6,10 @@ and large ones approach a limit, which is such that all directions bring what th
 The best k has the largest decrease for the work of the whole step. The next step has that many
 directions, or somewhat more if the best are all of them.
 
+Where the model nearly keeps its promise, this looks too short a way ahead: on a quadratic function
+one basis of 2k directions goes further than two of k. There the number grows as well, and fast
+where the model is exact.
+
 The current number is an entry of a parameter group, so that a resumed run continues identically.
 """
 
@@ -29,6 +33,8 @@ USUAL = 20
 PROVIDED = 64
 # Of the directions: if the best number is larger, more might be better.
 NEARLY_ALL = 0.9
+# Of the decrease that the model promised, and how fast the number grows where it is exact.
+KEPT, EXACT, EXACT_GROWTH = (0.85, 1.05), (0.99, 1.01), 4.0
 DIRECTIONS = "directions"  # of the next step
 ENTRIES = (DIRECTIONS,)
 
@@ -77,7 +83,11 @@ def learn(
         return ""
     promised = model_decreases(subspace.curvature[:made, :made], subspace.squared_gradient)
     best = best_number(promised, decrease, np.array(work[:made]))
-    if best > NEARLY_ALL * made:
+    if EXACT[0] * promised[-1] < decrease < EXACT[1] * promised[-1]:
+        wanted, why = EXACT_GROWTH * now, "the quadratic model was exact"
+    elif KEPT[0] * promised[-1] < decrease < KEPT[1] * promised[-1]:
+        wanted, why = GROWTH * now, "the quadratic model nearly kept its promise"
+    elif best > NEARLY_ALL * made:
         wanted, why = GROWTH * now, "the last directions were worth their products"
     else:
         wanted, why = max(best, now / GROWTH), f"{best} of {made} directions would have been best"
