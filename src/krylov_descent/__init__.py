@@ -8,6 +8,7 @@ from krylov_descent.curvature.preconditioners.preconditioner import (
 )
 from krylov_descent.objective.evaluation import Evaluation
 from krylov_descent.objective.objective import Objective
+from krylov_descent.objective.term import Term
 from krylov_descent.optimizers.first_order import FirstOrder
 from krylov_descent.optimizers.hessian_free import HessianFree
 from krylov_descent.optimizers.ksd.ksd import KSD
@@ -31,4 +32,5 @@ __all__ = [
     "Preconditioner",
     "Status",
     "StepResult",
+    "Term",
 ]

@@ -134,9 +134,13 @@ class Batch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """The batch with `function` applied to every tensor; the size must not change."""
-        return Batch(
+        return type(self)(
             map_tensors(function, self.inputs), map_tensors(function, self.targets), self.size
         )
+
+    def parts(self) -> Iterator[tuple[str, "Batch"]]:
+        """The samples of each term of the objective, with its name; "" for the only one."""
+        yield "", self
 
     def rows(self, start: int, stop: int) -> "Batch":
         """The samples start … stop - 1, as views."""

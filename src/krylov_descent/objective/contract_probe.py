@@ -111,6 +111,38 @@ def signature(network: Network) -> Signature:
     return network.autocast, modules
 
 
+def probe_parts(network: Network, batch: Batch, model_signature: Signature) -> Findings:
+    """`probe` for each term of the objective; errors name the term."""
+    found = []
+    for name, part in batch.parts():
+        try:
+            found.append(probe(network, part, model_signature))
+        except LossContractError as problem:
+            if not name:
+                raise
+            raise LossContractError(f"term {name!r}: {problem}") from problem
+        except Exception as problem:
+            if name:
+                problem.add_note(f"This was raised in the term {name!r}.")
+            raise
+    return found[0] if len(found) == 1 else _of_all(found)
+
+
+def _of_all(found: list[Findings]) -> Findings:
+    """What holds for a batch of several terms."""
+    return Findings(
+        signature=found[0].signature,
+        single=any(one.single for one in found),
+        forward_differentiates=any(one.forward_differentiates for one in found),
+        coarsest=max((one.coarsest for one in found), key=lambda dtype: torch.finfo(dtype).eps),
+        device=found[0].device,
+        bytes_per_sample=max(one.bytes_per_sample for one in found),
+        layer_bytes_per_sample=max(one.layer_bytes_per_sample for one in found),
+        trusted_layers=frozenset.intersection(*(one.trusted_layers for one in found)),
+        undecided=all(one.undecided for one in found),
+    )
+
+
 def probe(network: Network, batch: Batch, model_signature: Signature) -> Findings:
     """Check and measure model and loss on a few samples of the batch.
 

@@ -11,7 +11,7 @@ Under a process group each rank processes its own samples, and sums are over the
 ranks (see `ranks`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,9 +24,10 @@ from krylov_descent.objective.batches import Batch, InMemory, Samples, as_sample
 from krylov_descent.objective.evaluation import Evaluation, Sums, Whole
 from krylov_descent.objective.layers.squared_gradients import SquaredGradients
 from krylov_descent.objective.loss_scale import fitting_scale, has_squares
-from krylov_descent.objective.losses import Loss
 from krylov_descent.objective.network import Forward, Network, Params
 from krylov_descent.objective.parameters import FlatParameters
+from krylov_descent.objective.term import LossOrTerms
+from krylov_descent.objective.terms import Terms
 from krylov_descent.runtime.engine import Engine
 from krylov_descent.runtime.ranks import ProcessGroup, Ranks
 from krylov_descent.runtime.validation import check_counts
@@ -51,7 +52,7 @@ class Objective:
     Args:
         model: any module. A compiled model runs compiled for values and gradients. It runs eagerly
             for second derivatives and per-sample gradients, which compiled code does not support.
-        loss: see `krylov_descent.objective.losses`.
+        loss: see `krylov_descent.objective.losses`; or a dict of `Term`s, whose weighted sum is f.
         forward: `forward(model, inputs) -> outputs`. The default calls `model(inputs)`,
             `model(*inputs)` for a tuple or list, `model(**inputs)` for a dict. It may itself
             compute derivatives, as a physics-informed net does.
@@ -66,6 +67,7 @@ class Objective:
 
     Attributes:
         network: model, loss and parameters, for one batch at a time.
+        terms: the terms of f with their samples; None if the samples come with each call.
         engine: runs the work of a step.
         squared_gradients: computes squared per-sample gradients, and caches how to for this model.
         scale: the factor on f and its derivatives in a step; see `loss_scale`.
@@ -82,7 +84,7 @@ class Objective:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: LossOrTerms,
         *,
         forward: Forward | None = None,
         params: Params | None = None,
@@ -92,6 +94,15 @@ class Objective:
     ) -> None:
         limits = {"micro_batch": micro_batch, "activation_memory": activation_memory}
         check_counts(**{name: limit for name, limit in limits.items() if limit is not None})
+        self.terms: Terms | None = None
+        if isinstance(loss, Mapping):
+            if forward is not None:
+                raise TypeError(
+                    "`forward` has no meaning beside a dict of terms: a term has a residual, "
+                    "which calls the model"
+                )
+            self.terms = Terms(loss)
+            loss, forward = self.terms.loss, self.terms.forward
         self.network = Network(model, loss, forward, params)
         self.engine = Engine()
         self.squared_gradients = SquaredGradients(self.network)
@@ -185,6 +196,17 @@ class Objective:
                 return torch.empty(0, dtype=torch.float64)
             raise ValueError("`data` is empty: it must hold at least one sample")
         return torch.cat(found).cpu()
+
+    def losses_by_term(self, samples: InMemory) -> dict[str, Tensor]:
+        """The losses of the samples of each term: [m], float64, on the CPU, with their factors."""
+        found: dict[str, list[Tensor]] = {}
+        for batch in self.micro_batches(samples):
+            with self.value_mode():
+                losses = self.network.sample_losses(batch).detach().double().cpu()
+            for name, part in batch.parts():
+                found.setdefault(name, []).append(losses[: part.size])
+                losses = losses[part.size :]
+        return {name: torch.cat(pieces) for name, pieces in found.items()}
 
     def comparable_losses(self, samples: Samples) -> Tensor:
         """Losses that can be compared between passes: [N] in a fixed order, or their sum [1].
@@ -336,7 +358,7 @@ class Objective:
         signature = probes.signature(self.network)
         if known is not None and known.signature == signature and not more_to_tell:
             return
-        found = probes.probe(self.network, batch, signature)
+        found = probes.probe_parts(self.network, batch, signature)
         if found == known:
             return
         self.squared_gradients.forget()

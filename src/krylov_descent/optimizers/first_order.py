@@ -14,11 +14,11 @@ from typing import Any, Literal, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.objective.batches import Batch, InMemory, Samples, as_samples, tensors_in
+from krylov_descent.objective.batches import Batch, InMemory, Samples, tensors_in
 from krylov_descent.objective.loss_scale import length
-from krylov_descent.objective.losses import Loss
 from krylov_descent.objective.mini_batch import MiniBatch
 from krylov_descent.objective.network import Forward
+from krylov_descent.objective.term import LossOrTerms
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import Closure, DataOptimizer, check_counters
 from krylov_descent.optimizers.result import Status, StepResult
@@ -34,7 +34,7 @@ class FirstOrder(DataOptimizer):
     Args:
         model: the module to train.
         loss: one of torch's losses, a callable `(outputs, targets) -> one number per sample`, or
-            one that returns their mean.
+            one that returns their mean; or a dict of `Term`s, which have their own samples.
         optimizer: a class, or its dotted import path such as "torch.optim.SGD".
         params: the parameters to train, as torch.optim takes them; all of the model's by default.
         batch_size: samples in a mini-batch; the last mini-batch of an epoch may have fewer.
@@ -67,7 +67,7 @@ class FirstOrder(DataOptimizer):
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: LossOrTerms,
         optimizer: type[torch.optim.Optimizer] | str = torch.optim.Adam,
         *,
         params: Any = None,
@@ -110,7 +110,7 @@ class FirstOrder(DataOptimizer):
                 group.setdefault("initial_lr", group["lr"])
 
     @overload  # type: ignore[override]
-    def step(self, data: None = None, *, closure: None = None) -> None: ...
+    def step(self, data: None = None, *, closure: Closure | None = None) -> Any: ...
     @overload
     def step(self, data: Any, *, closure: Closure | None = None) -> StepResult: ...
 
@@ -125,15 +125,15 @@ class FirstOrder(DataOptimizer):
                 for frameworks that wrap an optimiser and pass a closure.
 
         Returns:
-            What the epoch did. None for a call without data, which only creates the optimiser's
-            state, as checkpoint tools expect.
+            What the epoch did. None if there are neither data nor terms: such a call only
+            creates the optimiser's state, as checkpoint tools expect.
 
         Unlike the methods with a search, an epoch may raise the loss. After an error parameters and
         state are restored bit for bit.
         """
         if not self._wants_to_step(data, closure):
             return None
-        samples = as_samples(data)
+        samples = self._samples(data)
         with self._gradients_kept():
             return self._make_step(lambda _: self._epoch(samples))
 

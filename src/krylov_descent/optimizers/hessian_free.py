@@ -20,9 +20,9 @@ from krylov_descent.objective.batches import Nothing, Samples
 from krylov_descent.objective.chunks import ChunkSize, check_chunk_size, chunk_length, cycled_chunk
 from krylov_descent.objective.evaluation import Evaluation
 from krylov_descent.objective.loss_scale import length
-from krylov_descent.objective.losses import Loss
 from krylov_descent.objective.network import Forward
 from krylov_descent.objective.objective import Objective
+from krylov_descent.objective.term import LossOrTerms
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
@@ -51,7 +51,7 @@ class HessianFree(DataOptimizer):
     Args:
         model: the module to train.
         loss: one of torch's losses, a callable `(outputs, targets) -> one number per sample`, or
-            one that returns their mean.
+            one that returns their mean; or a dict of `Term`s, which have their own samples.
         params: the parameters to train, as torch.optim takes them; all of the model's by default.
         curvature: "gauss-newton", "hessian" or "fisher". The method is made for matrices without
             negative curvature. CG stops where it meets negative curvature of the Hessian, and the
@@ -103,7 +103,7 @@ class HessianFree(DataOptimizer):
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: LossOrTerms,
         params: Any = None,
         *,
         curvature: CurvatureKind = "gauss-newton",
@@ -150,7 +150,7 @@ class HessianFree(DataOptimizer):
         return float(self.param_groups[0]["damping"])
 
     @overload  # type: ignore[override]
-    def step(self, data: None = None, *, closure: None = None) -> None: ...
+    def step(self, data: None = None, *, closure: Closure | None = None) -> Any: ...
     @overload
     def step(
         self, data: Any, *, closure: Closure | None = None, curvature_data: Any = None
@@ -169,8 +169,8 @@ class HessianFree(DataOptimizer):
             curvature_data: the samples for the curvature, instead of a chunk of `data`.
 
         Returns:
-            What the step did. None for a call without data, which only creates the optimiser's
-            state, as checkpoint tools expect.
+            What the step did. None if there are neither data nor terms: such a call only
+            creates the optimiser's state, as checkpoint tools expect.
 
         The parameters change only if the objective on all the data went down; otherwise they stay
         as they were, bit for bit. After an error the optimiser's state and its knowledge of the

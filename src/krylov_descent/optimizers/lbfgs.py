@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from krylov_descent.objective.batches import Samples
 from krylov_descent.objective.evaluation import Evaluation
 from krylov_descent.objective.loss_scale import length
-from krylov_descent.objective.losses import Loss
 from krylov_descent.objective.network import Forward
+from krylov_descent.objective.term import LossOrTerms
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
@@ -27,7 +27,7 @@ class LBFGS(DataOptimizer):
     Args:
         model: the module to train.
         loss: one of torch's losses, a callable `(outputs, targets) -> one number per sample`, or
-            one that returns their mean.
+            one that returns their mean; or a dict of `Term`s, which have their own samples.
         params: the parameters to train, as torch.optim takes them; all of the model's by default.
         iterations: of L-BFGS in one step. Each step begins with a new gradient, whose cost the
             iterations share.
@@ -52,7 +52,7 @@ class LBFGS(DataOptimizer):
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: LossOrTerms,
         params: Any = None,
         *,
         iterations: int = 20,
@@ -80,7 +80,7 @@ class LBFGS(DataOptimizer):
         self.iterations, self.history = iterations, history
 
     @overload  # type: ignore[override]
-    def step(self, data: None = None, *, closure: None = None) -> None: ...
+    def step(self, data: None = None, *, closure: Closure | None = None) -> Any: ...
     @overload
     def step(self, data: Any, *, closure: Closure | None = None) -> StepResult: ...
 
@@ -94,7 +94,7 @@ class LBFGS(DataOptimizer):
                 for frameworks that wrap an optimiser and pass a closure.
 
         Returns:
-            What the step did. None for a call without data.
+            What the step did. None if there are neither data nor terms.
 
         The parameters change only if the objective went down. Otherwise they stay as they were, bit
         for bit, and the history is cleared. The history is also cleared if parameters were frozen

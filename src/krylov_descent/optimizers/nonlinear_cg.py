@@ -24,9 +24,9 @@ from krylov_descent.algorithms.noise import (
 from krylov_descent.objective.batches import Samples
 from krylov_descent.objective.evaluation import Evaluation
 from krylov_descent.objective.loss_scale import length
-from krylov_descent.objective.losses import Loss
 from krylov_descent.objective.network import Forward
 from krylov_descent.objective.objective import Objective
+from krylov_descent.objective.term import LossOrTerms
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
@@ -42,7 +42,7 @@ class NonlinearCG(DataOptimizer):
     Args:
         model: the module to train.
         loss: one of torch's losses, a callable `(outputs, targets) -> one number per sample`, or
-            one that returns their mean.
+            one that returns their mean; or a dict of `Term`s, which have their own samples.
         params: the parameters to train, as torch.optim takes them; all of the model's by default.
         formula: "polak-ribiere" (with β not below zero) or "hestenes-stiefel".
         iterations: line searches in one step. Each step begins with a new gradient, because the
@@ -78,7 +78,7 @@ class NonlinearCG(DataOptimizer):
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: LossOrTerms,
         params: Any = None,
         *,
         formula: Formula = "polak-ribiere",
@@ -122,7 +122,7 @@ class NonlinearCG(DataOptimizer):
         self.param_groups[0].setdefault("directions_since_restart", 0)
 
     @overload  # type: ignore[override]
-    def step(self, data: None = None, *, closure: None = None) -> None: ...
+    def step(self, data: None = None, *, closure: Closure | None = None) -> Any: ...
     @overload
     def step(self, data: Any, *, closure: Closure | None = None) -> StepResult: ...
 
@@ -136,8 +136,8 @@ class NonlinearCG(DataOptimizer):
                 for frameworks that wrap an optimiser and pass a closure.
 
         Returns:
-            What the step did. None for a call without data, which only creates the optimiser's
-            state, as checkpoint tools expect.
+            What the step did. None if there are neither data nor terms: such a call only
+            creates the optimiser's state, as checkpoint tools expect.
 
         The parameters change only if the objective went down; otherwise they stay as they were, bit
         for bit. After an error the optimiser's state and its knowledge of the model are restored as

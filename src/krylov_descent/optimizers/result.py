@@ -61,6 +61,9 @@ class StepResult:
             None for other methods.
         rate: the factor by which the line search of Hessian-Free shortened the direction; None for
             other methods.
+        terms: for an objective of terms, each of them on all its samples before the step, without
+            its weight.
+        held_out: the same on samples that no step is made with, of the terms that have them.
         seconds: wall-clock time by phase ("gradient"; "basis" or "cg"; "search").
     """
 
@@ -88,6 +91,8 @@ class StepResult:
     reduction_ratio: float | None = None
     chosen_iteration: int | None = None
     rate: float | None = None
+    terms: dict[str, float] = field(default_factory=dict)
+    held_out: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -110,4 +115,7 @@ class StepResult:
         if self.damping is not None:
             parts.append(f"damping {self.damping:.3g}")
         parts.append(f"{self.total_seconds:.2f} s")
+        for name, value in self.terms.items():
+            other = f" ({self.held_out[name]:.3g} held out)" if name in self.held_out else ""
+            parts.append(f"{name} {value:.3g}{other}")
         return " | ".join(parts)

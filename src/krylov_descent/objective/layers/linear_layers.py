@@ -24,7 +24,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
 from krylov_descent.runtime.ops import operations
-from krylov_descent.runtime.private import modules_in, writes_of
+from krylov_descent.runtime.private import modules_in, transforms_are_active, writes_of
 
 # Inputs that are zero in all samples are left out of products only if at most this part of the
 # inputs remains. Leaving them out costs one copy of x, and a copy of the weight per product.
@@ -74,6 +74,8 @@ def recorded_linear_layers(model: nn.Module) -> Iterator[list[LinearLayer]]:
 
     def record(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not (isinstance(module, nn.Linear) and args and isinstance(output, Tensor)):
+            return
+        if transforms_are_active():  # tensors of a transform of torch.func end with it
             return
         # Skip a layer applied to its own weight: autograd has one node for both uses.
         if args[0] is module.weight or args[0] is module.bias:

@@ -24,7 +24,7 @@ class KSD(KSDState):
     Args:
         model: the module to train.
         loss: one of torch's losses, a callable `(outputs, targets) -> one number per sample`, or
-            one that returns their mean.
+            one that returns their mean; or a dict of `Term`s, which have their own samples.
         params: the parameters to train, as torch.optim takes them (tensors, named tensors, or
             groups with `weight_decay` and `lr`); all of the model's by default. Parameters with
             `requires_grad=False` are not trained.
@@ -86,7 +86,7 @@ class KSD(KSDState):
     """
 
     @overload  # type: ignore[override]
-    def step(self, data: None = None, *, closure: None = None) -> None: ...
+    def step(self, data: None = None, *, closure: Closure | None = None) -> Any: ...
     @overload
     def step(
         self,
@@ -116,8 +116,8 @@ class KSD(KSDState):
             objective_data: the set C; drawn from `data` by default.
 
         Returns:
-            What the step did. None for a call without data, which only creates the optimiser's
-            state, as checkpoint tools expect.
+            What the step did. None if there are neither data nor terms: such a call only
+            creates the optimiser's state, as checkpoint tools expect.
 
         The parameters change only if the objective on C went down; otherwise they stay as they
         were, bit for bit. After an error the optimiser's state and its knowledge of the model are

@@ -10,9 +10,9 @@ from krylov_descent.algorithms.basis_storage import Storage
 from krylov_descent.curvature.krylov_basis import BasisKind, BasisLayout
 from krylov_descent.curvature.preconditioners.preconditioner import Preconditioner
 from krylov_descent.curvature.products import Curvature, CurvatureKind
-from krylov_descent.objective.losses import Loss
 from krylov_descent.objective.network import Forward
 from krylov_descent.objective.subsets import Size, SubsetSizes
+from krylov_descent.objective.term import LossOrTerms
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.ksd import dimension as directions
 from krylov_descent.optimizers.ksd import escalation, preconditioner_schedule, subset_growth
@@ -45,7 +45,7 @@ class KSDState(DataOptimizer):
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: LossOrTerms,
         params: Any = None,
         *,
         dimension: Dimension = "auto",

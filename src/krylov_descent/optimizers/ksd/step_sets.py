@@ -7,6 +7,7 @@ import torch
 
 from krylov_descent.objective.batches import InMemory, Nothing, Samples
 from krylov_descent.objective.subsets import LEAST_FIXED, Reservoir, SubsetSizes, draw
+from krylov_descent.objective.terms import TermSamples
 from krylov_descent.optimizers.ksd import escalation, subset_growth
 from krylov_descent.optimizers.ksd.ksd_state import KSDState
 from krylov_descent.runtime.ranks import Ranks, Shard
@@ -47,7 +48,12 @@ class StepSets:
         subset_growth.begin(group)  # a state of a run with fixed sets lacks the entries
         samples = optimizer._samples(self._data)
         fingerprint = optimizer._last_data.fingerprint(samples, self._ranks)
-        group[subset_growth.SAME_DATA] = self.drawn and subset_growth.same_data(group, fingerprint)
+        same = subset_growth.same_data(group, fingerprint)
+        if isinstance(samples, TermSamples) and not same:
+            # Other points or weights of the same terms: sets keep their sizes.
+            subset_growth.forget(group)
+            same = True
+        group[subset_growth.SAME_DATA] = self.drawn and same
         group[subset_growth.FINGERPRINT] = fingerprint
 
     def to_walk_over(self) -> Samples:
@@ -81,7 +87,9 @@ class StepSets:
         if isinstance(samples, Reservoir):
             sets = samples.draw()
         with self._ranks.own_work():
-            if self._shard is not None:
+            if isinstance(samples, TermSamples):
+                sets = samples.draw(self._sizes(), optimizer._generator())
+            elif self._shard is not None:
                 sets = draw(samples, self._sizes(), optimizer._generator(), self._shard)
             device = optimizer.objective.parameters.device
             sets = (_on(sets[0], device), _on(sets[1], device))

@@ -73,6 +73,11 @@ def same_data(group: dict[str, Any], fingerprint: float) -> bool:
     return bool(fingerprint == group[FINGERPRINT])
 
 
+def forget(group: dict[str, Any]) -> None:
+    """Losses before now cannot be compared with those that follow."""
+    group[EXPECTED], group[PROMISED] = math.nan, 0.0
+
+
 def learn(group: dict[str, Any], result: StepResult) -> None:
     """Compare the loss on A with what the previous steps promised, and double the sets if needed.
 
@@ -81,7 +86,7 @@ def learn(group: dict[str, Any], result: StepResult) -> None:
         result: of the step.
     """
     if not group[SAME_DATA]:
-        group[EXPECTED], group[PROMISED] = math.nan, 0.0
+        forget(group)
         return
     # EXPECTED is the loss on A without the last steps, with older steps discounted.
     seen = group[EXPECTED] - result.loss
@@ -90,7 +95,7 @@ def learn(group: dict[str, Any], result: StepResult) -> None:
     everything = result.curvature_samples == result.objective_samples == result.samples
     if too_small and not everything:
         group[DOUBLINGS] = min(group[DOUBLINGS] + 1, MOST_DOUBLINGS)
-        group[EXPECTED], group[PROMISED] = math.nan, 0.0
+        forget(group)
     elif result.status is Status.MOVED:
         # Where the loss falls by factors, older decreases are larger and would hide the last one.
         memory = MEMORY * min(1.0, result.loss / group[LOSS]) if group[LOSS] > 0 else MEMORY
@@ -135,7 +140,10 @@ class LastData:
         tensors = tensors_in((batch.inputs, batch.targets))
         known = len(self._marks) == len(tensors) and all(map(_Mark.fits, self._marks, tensors))
         if not known or shard != self._shard:
-            self._own = _fingerprint(batch, shard)
+            self._own = sum(
+                _fingerprint(part, shard if part is batch else Shard(0, part.size, part.size))
+                for _, part in batch.parts()
+            )
             self._marks, self._shard = [_Mark(tensor) for tensor in tensors], shard
 
 

@@ -1,0 +1,238 @@
+"""An objective of several terms: f(θ) = Σ_t w_t · (mean of term t over its samples).
+
+`Terms` makes it a mean over all samples (see `term_batches`), so that steps need not know of terms.
+It draws points anew, and evaluates the terms one by one for the results of steps.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from krylov_descent.objective.batches import Batch, InMemory, Tree, tensors_in
+from krylov_descent.objective.subsets import SubsetSizes
+from krylov_descent.objective.term import Term
+from krylov_descent.objective.term_batches import TermBatch, shares
+from krylov_descent.runtime.threads import one_thread
+
+# Points are drawn anew if a term is so many times as large on fresh ones.
+RUNAWAY = 2.0
+# The losses of the samples of each term [m], in float64 on the CPU.
+Losses = Callable[[InMemory], dict[str, Tensor]]
+HELD_OUT = " (held out)"  # after the name of a term, of whose samples no step is made
+DRAWN = "points_drawn"  # entry of a parameter group: the step at which each term's were drawn
+# Keep the generators of steps and of terms apart.
+STEP_STRIDE, TERM_STRIDE = 0x9E3779B97F4A7C15, 0x632BE59BD9B4E019
+
+
+@dataclass(frozen=True, slots=True)
+class TermLosses:
+    """The terms at the start of a step, each a mean over its samples without its weight.
+
+    Attributes:
+        terms: by name.
+        held_out: on points or data that no step is made with; of the terms that have them.
+        trouble: a sentence on the terms that are not finite; empty if all are.
+    """
+
+    terms: dict[str, float] = field(default_factory=dict)
+    held_out: dict[str, float] = field(default_factory=dict)
+    trouble: str = ""
+
+
+class Terms(Mapping[str, Term]):
+    """The terms of an objective by name.
+
+    Args:
+        given: the terms.
+
+    Attributes:
+        samples: all points and data; None before `prepare`.
+        losses: the terms when `prepare` was called.
+
+    Raises:
+        TypeError: something else than terms was given.
+        ValueError: there are none.
+    """
+
+    def __init__(self, given: Mapping[str, Term]) -> None:
+        if not given:
+            raise ValueError("`loss` has no terms: give at least one")
+        for name, term in given.items():
+            if not isinstance(term, Term):
+                raise TypeError(
+                    "`loss` as a dict must have a krylov_descent.Term for each name, found "
+                    f"{type(term).__name__} for {name!r}"
+                )
+        self._terms = dict(given)
+        self._drawn: dict[str, int] = {}
+        self.samples: TermSamples | None = None
+        self._state: list[Any] = []  # of which the samples are made
+        self.losses = TermLosses()
+
+    def __getitem__(self, name: str) -> Term:
+        return self._terms[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._terms)
+
+    def __len__(self) -> int:
+        return len(self._terms)
+
+    def forward(self, model: Any, inputs: dict[str, Tree]) -> dict[str, Tree]:
+        """The residuals or outputs of each term."""
+        return {name: self._term(name).outputs(model, own) for name, own in inputs.items()}
+
+    def loss(self, outputs: dict[str, Tree], targets: dict[str, Any]) -> Tensor:
+        """The losses of all samples [m], times their factors."""
+        return torch.cat(
+            [
+                factors * self._term(name).losses(outputs[name], own, len(factors))
+                for name, (own, factors) in targets.items()
+            ]
+        )
+
+    def _term(self, name: str) -> Term:
+        return self._terms[name.removesuffix(HELD_OUT)]
+
+    # Points that are drawn --------------------------------------------------------------------
+
+    def prepare(self, losses_of: Losses, like: Tensor, group: dict[str, Any]) -> None:
+        """Before a step: draw points, evaluate the terms, and assemble the samples.
+
+        Args:
+            losses_of: evaluates samples of these terms.
+            like: one of the parameters.
+            group: the parameter group with seed and number of steps. Its entry `DRAWN` is updated.
+
+        Cost: one forward pass over all samples, and one over those that are held out.
+        """
+        drawn: dict[str, int] = dict(group.get(DRAWN, {}))
+        step = int(group["steps"])
+        fresh: dict[str, Any] = {}
+        for name, term in self._terms.items():
+            if term.sampler is None:
+                continue
+            last = drawn.setdefault(name, step)
+            if term.resample != "auto" and step - last >= term.resample:
+                last = drawn[name] = step
+            if self._drawn.get(name) != last:
+                term.points = self._draw(like, group, name, last)
+                self._drawn[name] = last
+            fresh[name] = self._draw(like, group, name, step + 1)
+        losses = self._evaluate(losses_of, like, fresh)
+        for name, points in fresh.items():
+            runs_away = losses.held_out[name] > RUNAWAY * losses.terms[name]
+            if runs_away and self._terms[name].resample == "auto":
+                # Fresh points are drawn with the number of the next step, which draws others.
+                drawn[name] = self._drawn[name] = step + 1
+                self._terms[name].points = points
+                losses.terms[name] = losses.held_out[name]
+        if drawn:
+            group[DRAWN] = drawn
+        self.losses = losses
+        self._assemble(like)
+
+    def _draw(self, like: Tensor, group: dict[str, Any], name: str, step: int) -> Any:
+        """Points of a term, the same for the same seed and step."""
+        sampler = self._terms[name].sampler
+        assert sampler is not None
+        number = list(self._terms).index(name) + 1
+        seed = (int(group["seed"]) + step * STEP_STRIDE + number * TERM_STRIDE) % 2**63
+        devices = [like.device] if like.is_cuda else []
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            torch.manual_seed(seed)
+            return sampler()
+
+    def _evaluate(self, losses_of: Losses, like: Tensor, fresh: dict[str, Any]) -> TermLosses:
+        """The terms, and those on fresh points or on what is held out."""
+        parts = {name: term.batch for name, term in self._terms.items()}
+        for name, term in self._terms.items():
+            other = term.batch_of(fresh[name]) if name in fresh else term.held_out
+            if other is not None:
+                parts[name + HELD_OUT] = other
+        for name, part in parts.items():
+            _check_dtype(name, part, like.dtype)
+        batch = TermBatch.of_terms(parts, dict.fromkeys(parts, 1.0), like.detach())
+        losses = losses_of(InMemory(batch))
+        means = {name: float(own.mean()) for name, own in losses.items()}
+        return TermLosses(
+            {name: means[name] for name in self._terms},
+            {name: means[name + HELD_OUT] for name in self._terms if name + HELD_OUT in means},
+            "; ".join(filter(None, (_trouble(name, losses[name]) for name in self._terms))),
+        )
+
+    # Samples ----------------------------------------------------------------------------------
+
+    def _assemble(self, like: Tensor) -> None:
+        """Make the samples anew if weights, points, dtype or device have changed."""
+        state: list[Any] = [like.dtype, like.device]
+        for term in self._terms.values():
+            state += [term.weight, term.batch]
+        if self.samples is not None and all(
+            a is b or (isinstance(a, float) and a == b)
+            for a, b in zip(state, self._state, strict=True)
+        ):
+            return
+        parts = {name: term.batch.to(like.device) for name, term in self._terms.items()}
+        self.samples, self._state = TermSamples(self, parts, like), state
+
+
+class TermSamples(InMemory):
+    """Samples of several terms, from which subsets are drawn term by term.
+
+    Args:
+        terms: with weights and numbers of samples.
+        parts: the samples of each term.
+        like: a tensor with the dtype and the device of factors.
+    """
+
+    def __init__(self, terms: Mapping[str, Term], parts: dict[str, Batch], like: Tensor) -> None:
+        self._terms, self._parts, self._like = terms, parts, like.detach()
+        total = sum(part.size for part in parts.values())
+        factors = {name: terms[name].weight * total / part.size for name, part in parts.items()}
+        super().__init__(TermBatch.of_terms(parts, factors, self._like))
+
+    def draw(self, sizes: SubsetSizes, generator: torch.Generator) -> tuple[InMemory, InMemory]:
+        """B and C: disjoint where both fit into a term, else with the smallest overlap."""
+        own = {name: part.size for name, part in self._parts.items()}
+        given = {name: term.subset_size for name, term in self._terms.items()}
+        wanted_b, wanted_c = (shares(size, own, given) for size in sizes.of(len(self)))
+        if wanted_b == wanted_c == own:
+            return self, self
+        curvature, objective = dict[str, Batch](), dict[str, Batch]()
+        for name, part in self._parts.items():
+            with one_thread():
+                order = torch.randperm(part.size, generator=generator)
+            curvature[name] = part.select(order[: wanted_b[name]])
+            objective[name] = part.select(order[part.size - wanted_c[name] :])
+        return (
+            TermSamples(self._terms, curvature, self._like),
+            TermSamples(self._terms, objective, self._like),
+        )
+
+    def to(self, device: torch.device) -> "TermSamples":
+        """These samples; they are on the device of the parameters already."""
+        return self
+
+
+def _trouble(name: str, losses: Tensor) -> str:
+    """A sentence on the losses of a term that are not finite; empty if all are."""
+    wrong = (~losses.isfinite()).nonzero()[:, 0]
+    if not len(wrong):
+        return ""
+    return (
+        f"the term {name!r} is not finite for {len(wrong)} of its {len(losses)} samples, the first "
+        f"at index {int(wrong[0])}"
+    )
+
+
+def _check_dtype(name: str, part: Batch, wanted: torch.dtype) -> None:
+    for tensor in tensors_in(part.inputs):
+        if tensor.is_floating_point() and tensor.dtype != wanted:
+            raise ValueError(
+                f"term {name!r}: its points are {tensor.dtype} and the parameters {wanted}: "
+                "convert one of them with .to(dtype)"
+            )

@@ -1,0 +1,32 @@
+"""A small net with three terms, of which one differentiates it."""
+
+import torch
+from torch import Tensor, nn
+
+from krylov_descent import Term
+
+
+def small_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+def points(count: int, seed: int = 0) -> Tensor:
+    return torch.rand(count, 2, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def laplace(net: nn.Module, x: Tensor) -> Tensor:
+    (first,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+    second = (torch.autograd.grad(first[:, i].sum(), x, create_graph=True)[0] for i in range(2))
+    return sum((row[:, i] for i, row in enumerate(second)), torch.zeros(len(x)).double()) + 1.0
+
+
+def terms_of(**weights: float) -> dict[str, Term]:
+    sensors = points(7, 2)
+    return {
+        "equation": Term(laplace, points(20), weight=weights.get("equation", 1.0)),
+        "boundary": Term(lambda net, x: net(x), points(6, 1), weight=weights.get("boundary", 5.0)),
+        "data": Term(
+            (sensors, sensors.sum(1, keepdim=True)), nn.MSELoss(), weight=weights.get("data", 0.5)
+        ),
+    }
