@@ -16,7 +16,7 @@ VISCOSITY, DRIFT = 0.05 / pi, 0.5
 
 def equation(net: nn.Module, points: Tensor) -> Tensor:
     """u_t + u u_x - ν u_xx at points (x, t) [m, 2]."""
-    u = net(points)
+    u: Tensor = net(points)
     (first,) = torch.autograd.grad(u.sum(), points, create_graph=True)
     u_x, u_t = first[:, :1], first[:, 1:]
     (second,) = torch.autograd.grad(u_x.sum(), points, create_graph=True)

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "krylov_descent"
 ROOMS = (
     "cli",
     "laboratory",
+    "integrations",
     "optimizers",
     "cuda",
     "curvature",

@@ -210,6 +210,13 @@ def test_an_error_in_a_residual_names_its_term(residual: Any, words: str) -> Non
         prepared(small_net(), terms)
 
 
+def test_a_coefficient_outside_of_the_model_is_refused() -> None:
+    outside = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+    terms = {"heat": Term(lambda net, x: outside * net(x), points(20))}
+    with pytest.raises(LossContractError, match=r"term 'heat': .* not one of the model's"):
+        prepared(small_net(), terms)
+
+
 def test_an_error_of_the_user_gets_a_note() -> None:
     with pytest.raises(ZeroDivisionError, match="of the user") as caught:
         prepared(small_net(), {"heat": Term(failing, points(20))})

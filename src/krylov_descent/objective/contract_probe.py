@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.objective.batches import Batch
+from krylov_descent.objective.layers.graph_walks import leaves
 from krylov_descent.objective.layers.layer_trust import trusted_layers
 from krylov_descent.objective.layers.linear_layers import recorded_linear_layers
 from krylov_descent.objective.layers.parameter_writes import (
@@ -178,6 +179,7 @@ def probe(network: Network, batch: Batch, model_signature: Signature) -> Finding
             losses = network.sample_losses(few, eager=True)
         put_out = sum(z.nbytes for layer in layers for z in layer.outputs)
         check_graph(losses)
+        _check_parameters(network, losses)
         gradients = _gradients(losses, network.parameters.tensors)
         trusted = trusted_layers(network, losses, layers, gradients, epsilon_of(coarsest, device))
     return Findings(
@@ -328,6 +330,20 @@ def _tensors_of(result: Any) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
     return [t for t in result if isinstance(t, Tensor)] if isinstance(result, tuple | list) else []
+
+
+def _check_parameters(network: Network, losses: Tensor) -> None:
+    """Refuse parameters that are not the model's or the loss's: they would never be trained."""
+    loss = network.loss.module
+    modules = [network.model, *([loss] if isinstance(loss, nn.Module) else [])]
+    known = {id(p) for module in modules for p in module.parameters()}
+    for leaf in leaves([losses]):
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in known:
+            raise LossContractError(
+                f"a parameter of shape {tuple(leaf.shape)} that is used is not one of the model's, "
+                "so it would not be trained: make it an attribute of the model and use it from "
+                "there, as model.coefficient, or detach it"
+            )
 
 
 def _forward_differentiates(network: Network, few: Batch) -> bool:

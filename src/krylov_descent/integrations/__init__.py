@@ -1,0 +1,1 @@
+"""Other libraries' models trained by KSD; each file needs the library that it is named after."""
