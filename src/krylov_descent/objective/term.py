@@ -27,12 +27,12 @@ class Term:
     Args:
         residual: `residual(model, points) -> [m, …]`; its mean square is the term. It may use
             `torch.autograd.grad` or `torch.func` to differentiate by the points, which require a
-            gradient. With a tuple of points it is called as `residual(model, *points)`.
+            gradient. With a tuple of points it is called as `residual(model, *points)`. Or the data
+            `(inputs, targets)`; the model is called with the inputs.
         points: a tensor [m, …], a tuple of tensors with the same m, or a function without arguments
             that draws them anew. Its random numbers must be torch's, which are seeded for each
-            draw, so that a resumed run has the same points.
-        data: `(inputs, targets)`; the model is called with the inputs.
-        loss: of the model's outputs; see `krylov_descent.objective.losses`.
+            draw, so that a resumed run has the same points. Or, after data, the loss of the model's
+            outputs; see `krylov_descent.objective.losses`.
         weight: the factor of the term in the sum. It may be changed between steps.
         resample: for points that are drawn: after how many steps they are drawn anew. "auto" does
             so when the term is more than twice as large on fresh points as on the old ones.

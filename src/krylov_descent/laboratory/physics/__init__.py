@@ -1,0 +1,1 @@
+"""Equations with known solutions, for physics-informed nets."""
