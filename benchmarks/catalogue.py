@@ -1,6 +1,6 @@
 """The parts of the benchmark by name."""
 
-from benchmarks import growth, memory, product, road, soundness, step, target
+from benchmarks import growth, memory, physics, product, road, soundness, step, target
 from benchmarks.parts import Part
 
 PARTS: dict[str, Part] = {
@@ -9,6 +9,7 @@ PARTS: dict[str, Part] = {
     "step": step.PART,
     "target": target.PART,
     "road": road.PART,
+    "physics": physics.PART,
     "growth": growth.PART,
     "soundness": soundness.PART,
 }

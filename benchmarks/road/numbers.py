@@ -35,7 +35,7 @@ def regression(kind: str, seed: int) -> Task:
 def classification(kind: str, seed: int) -> Task:
     """Handwritten digits of 8 × 8 pixels, 1,797 of them."""
     del kind
-    x, y = _table("load_digits")
+    x, y = _table("load_digits")  # a pixel that is always empty becomes NaN
     return Task(_mlp(x.shape[1], 10, seed), nn.CrossEntropyLoss(), x.nan_to_num(), y.long())
 
 

@@ -74,7 +74,7 @@ def _points(
     sets = [(inner, EQUATION, right), *conditions]
     rows, answers = [], []
     for places, asked, values in sets:
-        parts = 1 if asked == EQUATION and places is inner else len(conditions)
+        parts = 1 if asked == EQUATION else len(conditions)
         weight = (len(inner) / (parts * len(places))) ** 0.5
         what = places.new_tensor([asked, weight]).expand(len(places), 2)
         rows.append(torch.cat([places, what], 1))

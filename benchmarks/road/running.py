@@ -124,9 +124,7 @@ def run(
         "steps": steps,
         "refused": most,
         "ended": ended,
-        "curve": [
-            [s, float(f"{value:.4g}") if math.isfinite(value) else None] for s, value in curve
-        ],
+        "curve": [[s, _rounded(value)] for s, value in curve],
     }
 
 

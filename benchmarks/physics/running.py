@@ -1,0 +1,93 @@
+"""A section: all runs of a method on an equation."""
+
+import copy
+import math
+import time
+
+import torch
+
+from benchmarks.parts import Section, Setting
+from benchmarks.physics import methods
+from benchmarks.physics.methods import METHODS
+from krylov_descent.laboratory.physics.equation import Equation
+from krylov_descent.laboratory.physics.equations import EQUATIONS
+
+SEEDS = (0, 1, 2)
+# The error is noted after so many seconds of training; the last of them ends a run.
+MARKS = {"cpu": (10.0, 30.0), "cuda": (10.0, 30.0, 100.0)}
+# On a CPU, those that are small enough.
+SMALL = (
+    "poisson-2d-small",
+    "poisson-2d-medium",
+    "heat-1d",
+    "poisson-5d",
+    "wave",
+    "helmholtz",
+    "reaction",
+    "convection-30",
+)
+# The error is measured if a mark may come within so many steps like the last one.
+LOOK_AHEAD = 3.0
+# Beyond the seconds of training: errors are measured, nets are made.
+OVERHEAD = 1.1
+
+
+def names(device: torch.device) -> list[str]:
+    """All sections of a device, equation by equation."""
+    here = SMALL if device.type == "cpu" else tuple(EQUATIONS)
+    return [f"{name}.{method}" for name in here for method in METHODS]
+
+
+def expected_seconds(section: str, device: torch.device) -> float:
+    """The most that a section should take."""
+    method = METHODS[section.split(".")[1]]
+    return OVERHEAD * (len(method.settings) + len(SEEDS) - 1) * MARKS[device.type][-1]
+
+
+def measure(section: str, setting: Setting) -> Section:
+    """All settings with the first seed, then the best of them with the other seeds."""
+    name, method = section.split(".")
+    METHODS[method].require()
+    problem, device = EQUATIONS[name], setting.device
+    runs = [run(problem, method, choice, SEEDS[0], device) for choice in METHODS[method].settings]
+    best = min(runs, key=lambda found: found["errors"][-1] or math.inf)
+    runs += [run(problem, method, best["setting"], seed, device) for seed in SEEDS[1:]]
+    for found in runs:
+        print(f"  {found['setting']} seed {found['seed']}: {found['errors']}")
+    return {"marks": MARKS[device.type], "chosen": best["setting"], "runs": runs}
+
+
+def run(
+    problem: Equation, method: str, choice: methods.Setting, seed: int, device: torch.device
+) -> Section:
+    """Train for the time; the errors [marks] are those of the last step before each mark."""
+    marks = MARKS[device.type]
+    net = problem.make_net(seed).to(device)
+    terms = problem.make_terms()
+    for term in terms.values():
+        points = term.points
+        on_device = (points,) if isinstance(points, torch.Tensor) else points
+        moved = tuple(tensor.to(device) for tensor in on_device)
+        term.points = moved[0] if isinstance(points, torch.Tensor) else moved
+    passed, steps, errors = 0.0, 0, list[float | None]()
+    step = METHODS[method].make(net, terms, choice)
+    known = _error(problem, net)
+    while len(errors) < len(marks):
+        started = time.perf_counter()
+        step(max(0.0, 1 - passed / marks[-1]))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        took = time.perf_counter() - started
+        passed, steps = passed + took, steps + 1
+        # A step that ends after a mark does not count for it.
+        while len(errors) < len(marks) and passed > marks[len(errors)]:
+            errors.append(known)
+        if len(errors) < len(marks) and passed + LOOK_AHEAD * took > marks[len(errors)]:
+            known = _error(problem, net)
+    return {"setting": choice, "seed": seed, "steps": steps, "errors": errors}
+
+
+def _error(problem: Equation, net: torch.nn.Module) -> float | None:
+    """The relative error with three digits, by a copy on the CPU; None if it is not finite."""
+    found = problem.error(copy.deepcopy(net).cpu())
+    return float(f"{found:.3g}") if math.isfinite(found) else None

@@ -1,0 +1,63 @@
+"""The errors as a table, and what it shows."""
+
+import math
+import statistics
+
+import torch
+
+from benchmarks.environment import sentence
+from benchmarks.parts import NOT_MEASURED, Section, Sections, markdown
+from benchmarks.physics.methods import DEFAULT, METHODS
+from benchmarks.physics.running import MARKS, SEEDS
+from krylov_descent.laboratory.physics.equations import EQUATIONS
+
+# KSD should be first, or within this factor of the first.
+NEAR = 3.0
+
+
+def median_error(section: Section, mark: int) -> float:
+    """Over the seeds of the chosen setting; infinity where most runs have none."""
+    found = [run["errors"][mark] for run in section["runs"] if run["setting"] == section["chosen"]]
+    return statistics.median(math.inf if error is None else error for error in found)
+
+
+def table(sections: Sections, device: torch.device) -> str:
+    """The errors at each mark, by equation and method."""
+    if not sections:
+        return NOT_MEASURED
+    marks = MARKS[device.type]
+    rows = [["equation", *(method.title for method in METHODS.values())]]
+    first, near, compared = [0] * len(marks), [0] * len(marks), 0
+    for name, equation in EQUATIONS.items():
+        found = {
+            method: [median_error(sections[key], mark) for mark in range(len(marks))]
+            for method in METHODS
+            if (key := f"{name}.{method}") in sections
+        }
+        if DEFAULT not in found:
+            continue
+        cells = [" → ".join(map(_text, found[m])) if m in found else "" for m in METHODS]
+        rows.append([equation.title, *cells])
+        if len(found) == 1:
+            continue
+        compared += 1
+        for mark in range(len(marks)):
+            best = min(errors[mark] for method, errors in found.items() if method != DEFAULT)
+            first[mark] += found[DEFAULT][mark] <= best
+            near[mark] += found[DEFAULT][mark] <= NEAR * best
+    times = " and ".join(f"{mark:g}" for mark in marks)
+    shown = "; ".join(
+        f"after {mark:g} s KSD is first on {first[i]} of {compared} and within a factor of "
+        f"{NEAR:g} of the first on {near[i]}"
+        for i, mark in enumerate(marks)
+    )
+    environments = [section["environment"] for section in sections.values()]
+    caption = (
+        f"Relative L2 error after {times} s of training, median of {len(SEEDS)} seeds; – is not "
+        f"finite. {sentence(*environments)}."
+    )
+    return f"{markdown(rows)}\n\n{caption}\n\nOf the methods that were run, {shown}."
+
+
+def _text(error: float) -> str:
+    return "–" if error == math.inf else f"{error:.1e}"

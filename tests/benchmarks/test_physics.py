@@ -1,0 +1,75 @@
+"""The comparison on physics-informed nets: losses, runs and the table."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.parts import Setting
+from benchmarks.physics import PART, running
+from benchmarks.physics.methods import METHODS, loss_of
+from benchmarks.physics.tables import median_error, table
+from krylov_descent import KSD
+from krylov_descent.laboratory.physics.equations import EQUATIONS
+
+CPU = torch.device("cpu")
+
+
+def test_the_loss_of_all_methods_is_that_of_ksd() -> None:
+    problem = EQUATIONS["wave"]
+    net, terms = problem.make_net(0), problem.make_terms()
+    expected = loss_of(net, terms).item()
+    assert KSD(net, terms).step().loss == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_runs_until_the_last_mark(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(running.MARKS, "cpu", (0.2, 0.6))
+    found = running.run(EQUATIONS["poisson-2d-small"], method, METHODS[method].settings[0], 0, CPU)
+    assert len(found["errors"]) == 2
+    assert all(error is None or 0 < error < 100 for error in found["errors"])
+    assert found["steps"] >= 1
+
+
+def test_a_section_takes_the_best_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[Any] = []
+
+    def pretend(problem: Any, method: str, choice: Any, seed: int, device: torch.device) -> Any:
+        made.append((choice, seed))
+        error = {1e-3: 0.5, 3e-3: None, 1e-2: 0.1, 3e-2: 0.7}[choice["rate"]]
+        return {"setting": choice, "seed": seed, "steps": 1, "errors": [1.0, error]}
+
+    monkeypatch.setattr(running, "run", pretend)
+    found = PART.measure("wave.adam", Setting(device=CPU, repeats=1, folder=tmp_path))
+    assert found["chosen"] == {"rate": 1e-2}
+    assert [seed for _, seed in made] == [0] * 4 + [1, 2]
+    assert median_error(found, 1) == 0.1
+
+
+def test_the_table_says_who_is_first() -> None:
+    environment = {
+        "cpu": "a CPU",
+        "device": "a CPU",
+        "threads": 2,
+        "versions": {"torch": "2.13"},
+        "date": "2026-01-01",
+    }
+
+    def section(*errors: float | None) -> Any:
+        run = {"setting": {}, "seed": 0, "steps": 3, "errors": errors}
+        return {"environment": environment, "chosen": {}, "runs": [run], "marks": (10.0, 30.0)}
+
+    found = table(
+        {
+            "wave.ksd": section(0.1, 1e-4),
+            "wave.lbfgs": section(0.05, None),
+            "reaction.ksd": section(0.4, 0.2),
+        },
+        CPU,
+    )
+    assert "| wave | 1.0e-01 → 1.0e-04 | 5.0e-02 → – |" in found
+    assert "after 10 s KSD is first on 0 of 1 and within a factor of 3 of the first on 1" in found
+    assert "after 30 s KSD is first on 1 of 1" in found
+    assert len(PART.sections(CPU)) == 8 * len(METHODS)
+    assert len(PART.sections(torch.device("cuda"))) == 15 * len(METHODS)
