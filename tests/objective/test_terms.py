@@ -152,10 +152,12 @@ def test_a_term_may_weigh_nothing_and_weights_may_change() -> None:
     net, terms = small_net(), terms_of(data=0.0)
     objective, samples = prepared(net, terms)
     assert objective.value(samples) == pytest.approx(by_hand(net, (1, 5, 0)).item(), rel=1e-12)
-    terms["data"].weight = 2.0
     assert objective.terms is not None
     like = objective.parameters.tensors[0]
     objective.terms.prepare(objective.losses_by_term, like, {"seed": 0, "steps": 1})
+    assert objective.terms.samples is samples  # nothing has changed
+    terms["data"].weight = 2.0
+    objective.terms.prepare(objective.losses_by_term, like, {"seed": 0, "steps": 2})
     assert objective.terms.samples is not samples
     changed = objective.value(objective.terms.samples)
     assert changed == pytest.approx(by_hand(net, (1, 5, 2)).item(), rel=1e-12)
@@ -201,6 +203,7 @@ def failing(net: nn.Module, x: Tensor) -> Tensor:
         (lambda net, x: net(x).mean(), r"shape \(\) for"),
         (lambda net, x: net(x).t(), r"shape \(1, 8\) for 8 points"),
         (lambda net, x: (net(x),), "must be a tensor, found tuple"),
+        (lambda net, x: net(x) - x[:, 0], "samples are mixed"),  # [m, 1] - [m]
         (lambda net, x: net(x) + torch.rand(1), "two different losses"),
     ],
 )

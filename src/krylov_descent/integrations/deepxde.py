@@ -112,46 +112,45 @@ class _Terms:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
-        data = model.data
-        points, parts = self._points(data.train_x)
-        equations = 0 if data.pde is None else self._count_equations(parts[EQUATION])
-        names = [EQUATION] * equations + [name for name in parts if name != EQUATION]
-        weights = [1.0] * len(names) if model.loss_weights is None else list(model.loss_weights)
-        if len(weights) != len(names):
+        self._model, data = model, model.data
+        self._last = data.train_x
+        parts = self._points(data.train_x)
+        equations = self._count_equations(parts[EQUATION]) if EQUATION in parts else 0
+        count = equations + len(data.bcs)
+        weights = [1.0] * count if model.loss_weights is None else list(model.loss_weights)
+        if len(weights) != count:
             raise ValueError(
                 f"`loss_weights` has {len(weights)} numbers, and there are {equations} equations "
                 f"and {len(data.bcs)} conditions"
             )
-        self._scales = [weight**0.5 for weight in weights[:equations]]
         self.made: dict[str, Term] = {}
         if equations:
-            self.made[EQUATION] = Term(self._equation, parts[EQUATION], weight=float(equations))
-        for (name, of_part), weight in zip(
-            ((n, p) for n, p in parts.items() if n != EQUATION), weights[equations:], strict=True
-        ):
-            bc = data.bcs[int(name.split()[1]) - 1]
-            self.made[name] = Term(_condition(bc), of_part, weight=weight)
-        self._last = points
+            total = sum(weights[:equations])
+            mean = total / equations or 1.0
+            self._scales = [(weight / mean) ** 0.5 for weight in weights[:equations]]
+            self.made[EQUATION] = Term(self._equation, parts[EQUATION], weight=total)
+        for number, (bc, weight) in enumerate(zip(data.bcs, weights[equations:], strict=True)):
+            name = _name(number)
+            self.made[name] = Term(_condition(bc), parts[name], weight=weight)
 
     def update(self, points: Any) -> None:
         """Take over points that DeepXDE has drawn anew."""
         if points is self._last:
             return
-        self._last, parts = self._points(points)
+        self._last, parts = points, self._points(points)
         for name, term in self.made.items():
             term.points = parts[name]
 
-    def _points(self, points: Any) -> tuple[Any, dict[str, Any]]:
+    def _points(self, points: Any) -> dict[str, Any]:
         """The points of each term: those of the conditions come first, then the equation's."""
         data, start = self._model.data, 0
         parts: dict[str, Any] = {}
-        for number, (bc, size) in enumerate(zip(data.bcs, data.num_bcs, strict=True), start=1):
-            parts[f"condition {number}"] = _with_values(bc, points, start, start + size)
+        for number, (bc, size) in enumerate(zip(data.bcs, data.num_bcs, strict=True)):
+            parts[_name(number)] = _with_values(bc, points, start, start + size)
             start += size
         if data.pde is not None:
             parts[EQUATION] = torch.as_tensor(points[start:])
-        return points, parts
+        return parts
 
     def _count_equations(self, points: Tensor) -> int:
         """The number of equations; raises TypeError if one has a trainable number of its own."""
@@ -174,10 +173,20 @@ class _Terms:
         return list(found) if isinstance(found, list | tuple) else [found]
 
     def _equation(self, net: Any, points: Tensor) -> Tensor:
-        """The residuals of all equations [m, e], times the roots of their weights."""
-        found = self._residuals(net, points)
-        scaled = zip(self._scales, found, strict=True)
-        return torch.cat([scale * row.reshape(len(points), -1) for scale, row in scaled], 1)
+        """The residuals of all equations [m, …], scaled so that their mean square is the loss."""
+        found = [row.reshape(len(points), -1) for row in self._residuals(net, points)]
+        columns = sum(row.shape[1] for row in found) / len(found)  # of an equation, on average
+        return torch.cat(
+            [
+                scale * (columns / row.shape[1]) ** 0.5 * row
+                for scale, row in zip(self._scales, found, strict=True)
+            ],
+            1,
+        )
+
+
+def _name(number: int) -> str:
+    return f"condition {number + 1}"
 
 
 def _with_values(bc: Any, points: Any, start: int, stop: int) -> Any:

@@ -172,7 +172,7 @@ class Terms(Mapping[str, Term]):
         for term in self._terms.values():
             state += [term.weight, term.batch]
         if self.samples is not None and all(
-            a is b or (isinstance(a, float) and a == b)
+            a is b or (not isinstance(a, Batch) and a == b)
             for a, b in zip(state, self._state, strict=True)
         ):
             return
