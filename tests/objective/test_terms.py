@@ -233,6 +233,12 @@ def test_a_residual_without_a_graph_is_refused() -> None:
         objective.value_and_gradient(samples)
 
 
+@pytest.mark.parametrize("drawn", [None, 3.0, torch.zeros(0, 2)])
+def test_a_sampler_that_draws_no_points_is_named(drawn: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"term 'heat', points that were drawn: "):
+        prepared(small_net(), {"heat": Term(laplace, lambda: drawn)})
+
+
 def test_points_of_another_dtype_are_named() -> None:
     with pytest.raises(ValueError, match=r"term 'heat': its points are torch.float32 .*float64"):
         prepared(small_net(), {"heat": Term(laplace, points(20).float())})
@@ -265,6 +271,9 @@ AnyObjective: Any = Objective
         ),
         (lambda: Objective(small_net(), {}), ValueError, "no terms"),
         (lambda: AnyObjective(small_net(), {"a": laplace}), TypeError, "Term for each name"),
+        (lambda: AnyObjective(small_net(), {1: terms_of()["data"]}), TypeError, "for each name"),
+        (lambda: AnyObjective(small_net(), terms_of()["data"]), TypeError, "dict of terms by name"),
+        (lambda: AnyObjective(small_net(), [terms_of()["data"]]), TypeError, "dict of terms by"),
         (
             lambda: Objective(small_net(), terms_of(), forward=lambda m, x: m(x)),
             TypeError,

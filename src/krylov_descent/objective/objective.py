@@ -26,7 +26,7 @@ from krylov_descent.objective.layers.squared_gradients import SquaredGradients
 from krylov_descent.objective.loss_scale import fitting_scale, has_squares
 from krylov_descent.objective.network import Forward, Network, Params
 from krylov_descent.objective.parameters import FlatParameters
-from krylov_descent.objective.term import LossOrTerms
+from krylov_descent.objective.term import LossOrTerms, Term
 from krylov_descent.objective.terms import Terms
 from krylov_descent.runtime.engine import Engine
 from krylov_descent.runtime.ranks import ProcessGroup, Ranks
@@ -95,6 +95,11 @@ class Objective:
         limits = {"micro_batch": micro_batch, "activation_memory": activation_memory}
         check_counts(**{name: limit for name, limit in limits.items() if limit is not None})
         self.terms: Terms | None = None
+        given: Any = loss
+        if isinstance(given, Term) or (
+            isinstance(given, list | tuple) and all(isinstance(term, Term) for term in given)
+        ):
+            raise TypeError('`loss` must be a dict of terms by name, as {"equation": Term(...)}')
         if isinstance(loss, Mapping):
             if forward is not None:
                 raise TypeError(

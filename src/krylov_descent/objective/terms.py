@@ -60,8 +60,8 @@ class Terms(Mapping[str, Term]):
     def __init__(self, given: Mapping[str, Term]) -> None:
         if not given:
             raise ValueError("`loss` has no terms: give at least one")
-        for name, term in given.items():
-            if not isinstance(term, Term):
+        for name, term in dict[Any, Any](given).items():
+            if not isinstance(name, str) or not isinstance(term, Term):
                 raise TypeError(
                     "`loss` as a dict must have a krylov_descent.Term for each name, found "
                     f"{type(term).__name__} for {name!r}"
@@ -144,7 +144,12 @@ class Terms(Mapping[str, Term]):
         devices = [like.device] if like.is_cuda else []
         with torch.random.fork_rng(devices=devices), torch.no_grad():
             torch.manual_seed(seed)
-            return sampler()
+            points = sampler()
+        try:
+            self._terms[name].batch_of(points)
+        except (TypeError, ValueError) as problem:
+            raise type(problem)(f"term {name!r}, points that were drawn: {problem}") from problem
+        return points
 
     def _evaluate(self, losses_of: Losses, like: Tensor, fresh: dict[str, Any]) -> TermLosses:
         """The terms, and those on fresh points or on what is held out."""
