@@ -10,7 +10,6 @@ parameter's dtype.
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +21,8 @@ from krylov_descent.objective.contract_probe import buffers_kept
 from krylov_descent.objective.network import Forward
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.term import LossOrTerms
-from krylov_descent.optimizers.result import Status, StepResult
+from krylov_descent.optimizers import term_steps
+from krylov_descent.optimizers.result import StepResult
 from krylov_descent.optimizers.snapshot import Snapshot
 from krylov_descent.optimizers.state_vectors import StateVectors
 from krylov_descent.runtime.descriptions import described, described_modules, name_of, tensors_of
@@ -183,7 +183,7 @@ class DataOptimizer(StateVectors):
                 "call optimizer.step outside of it, or use torch.no_grad() in its place"
             )
         if self.objective.terms is not None:
-            return self._wants_to_step_on_terms(data, closure)
+            return term_steps.begin(self, self.objective.terms, data, closure)
         is_data = isinstance(data, Dataset | DataLoader) or not callable(data)
         if not is_data or (data is None and closure is not None):
             raise TypeError(
@@ -213,34 +213,6 @@ class DataOptimizer(StateVectors):
             )
         self._create_state()
         return False
-
-    def _wants_to_step_on_terms(self, data: Any, closure: Any) -> bool:
-        """`_wants_to_step` for an objective of terms, which have their own data."""
-        terms = self.objective.terms
-        assert terms is not None
-        if callable(data) and closure is None:  # torch.optim's step(closure)
-            data, closure = None, data
-        if data is not None:
-            raise TypeError(
-                "the terms have their own points and data: call optimizer.step() without any"
-            )
-        if self.objective.ranks.size > 1:
-            raise RuntimeError(
-                f"terms are trained in one process, and there are {self.objective.ranks.size}: "
-                "give (model, loss) and the data of each rank instead"
-            )
-        gradients = [p.grad for group in self.param_groups for p in group["params"]]
-        if gradients and all(g is not None and not bool(g.any()) for g in gradients):
-            # Checkpoint tools set all gradients to zero, and expect that the state is created.
-            self._create_state()
-            return False
-        with torch.enable_grad(), buffers_kept(self.objective.network.model):
-            if closure is not None:
-                closure()
-            self.objective.refresh(self.param_groups)
-            like, group = self.objective.parameters.tensors[0], self.param_groups[0]
-            terms.prepare(self.objective.losses_by_term, like, group)
-        return True
 
     def _create_state(self) -> None:
         """Create the per-parameter state, into which a checkpoint can be loaded."""
@@ -320,21 +292,12 @@ class DataOptimizer(StateVectors):
         """
         try:
             with self._working(**given) as objective:
-                return self._with_terms(iterate(objective))
+                return term_steps.reported(iterate(objective), objective.terms)
         except StaleError:
             self._engine().clear()
         # The eager engine has no caches, so the second attempt cannot be stale.
         with self._working(Engine(), **given) as objective:
-            return self._with_terms(iterate(objective))
-
-    def _with_terms(self, result: StepResult) -> StepResult:
-        """The result of a step, with the terms that were evaluated before it."""
-        if self.objective.terms is None:
-            return result
-        found, reason = self.objective.terms.losses, result.reason
-        if found.trouble and result.status is Status.NOT_FINITE:
-            reason = found.trouble
-        return replace(result, terms=found.terms, held_out=found.held_out, reason=reason)
+            return term_steps.reported(iterate(objective), objective.terms)
 
     def _engine(self) -> Engine:
         """The engine for the device that the parameters are on now."""
