@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.environment import UnavailableError
 from benchmarks.parts import Setting
 from benchmarks.physics import PART, running
 from benchmarks.physics.methods import METHODS, loss_of
@@ -25,6 +26,10 @@ def test_the_loss_of_all_methods_is_that_of_ksd() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_runs_until_the_last_mark(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        METHODS[method].require()
+    except UnavailableError as missing:
+        pytest.skip(str(missing))
     monkeypatch.setitem(running.MARKS, "cpu", (0.2, 0.6))
     found = running.run(EQUATIONS["poisson-2d-small"], method, METHODS[method].settings[0], 0, CPU)
     assert len(found["errors"]) == 2
