@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.environment import UnavailableError, version_of
+from benchmarks.road.methods import RATES, Setting
 from benchmarks.target.updates import make_update
 from krylov_descent import KSD, HessianFree, Term
 
-Setting = dict[str, Any]
 Terms = dict[str, Term]
 # Makes a step, given the part of the time that is left.
 Stepper = Callable[[float], None]
-RATES: tuple[Setting, ...] = tuple({"rate": rate} for rate in (1e-3, 3e-3, 1e-2, 3e-2))
 # Of the time that Adam has before L-BFGS takes over.
 ADAMS_PART, ADAMS_RATE = 0.3, 3e-3
 # Iterations of torch's L-BFGS in a call.

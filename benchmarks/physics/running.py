@@ -7,8 +7,8 @@ import time
 import torch
 
 from benchmarks.parts import Section, Setting
-from benchmarks.physics import methods
 from benchmarks.physics.methods import METHODS
+from benchmarks.road.methods import Setting as Choice
 from krylov_descent.laboratory.physics.equation import Equation
 from krylov_descent.laboratory.physics.equations import EQUATIONS
 
@@ -57,9 +57,7 @@ def measure(section: str, setting: Setting) -> Section:
     return {"marks": MARKS[device.type], "chosen": best["setting"], "runs": runs}
 
 
-def run(
-    problem: Equation, method: str, choice: methods.Setting, seed: int, device: torch.device
-) -> Section:
+def run(problem: Equation, method: str, choice: Choice, seed: int, device: torch.device) -> Section:
     """Train for the time; the errors [marks] are those of the last step before each mark."""
     marks = MARKS[device.type]
     net = problem.make_net(seed).to(device)

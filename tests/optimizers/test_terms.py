@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD, LBFGS, FirstOrder, HessianFree, NonlinearCG, Status, Term
+from krylov_descent.objective import contract_probe
 from tests.engines import RECORDING, check_alike, device_of, use
 from tests.terms import laplace, points, small_net, terms_of
 
@@ -62,6 +63,21 @@ def test_what_is_held_out_is_reported_and_takes_no_part() -> None:
         points(3, 2), points(3, 3).sum(1, keepdim=True)
     ))  # fmt: skip
     assert set(KSD(small_net(), {"data": data}).step().held_out) == {"data"}
+
+
+def test_a_term_of_one_point_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, check = [], contract_probe.probe
+
+    def counted(*args: Any) -> Any:
+        checked.append(args)
+        return check(*args)
+
+    monkeypatch.setattr(contract_probe, "probe", counted)
+    terms = {"heat": Term(laplace, points(20)), "end": Term(lambda net, x: net(x), points(1))}
+    optimizer = KSD(small_net(), terms)
+    for _ in range(2):
+        optimizer.step()
+    assert len(checked) == 2
 
 
 def test_an_unknown_coefficient_is_found() -> None:

@@ -133,7 +133,7 @@ def _of_all(found: list[Findings]) -> Findings:
     """What holds for a batch of several terms."""
     return Findings(
         signature=found[0].signature,
-        single=any(one.single for one in found),
+        single=False,  # a term with one point has no second one to mix with
         forward_differentiates=any(one.forward_differentiates for one in found),
         coarsest=max((one.coarsest for one in found), key=lambda dtype: torch.finfo(dtype).eps),
         device=found[0].device,
