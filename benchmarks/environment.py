@@ -12,7 +12,15 @@ import torch
 
 # New records do not make a commit unclean.
 RESULTS = ":(exclude,top)benchmarks/results"
-PACKAGES = ("torch", "numpy", "krylov-descent", "curvlinops-for-pytorch", "pytorch_optimizer")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "krylov-descent",
+    "curvlinops-for-pytorch",
+    "pytorch_optimizer",
+    "deepxde",
+    "scimba",
+)
 
 
 class UnavailableError(RuntimeError):
@@ -31,6 +39,8 @@ def describe(device: torch.device) -> dict[str, Any]:
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
+        # Of a GPU that runs several measurements side by side, in percent.
+        "share": os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
         "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
     }
 
@@ -41,6 +51,8 @@ def sentence(environment: dict[str, Any], *others: dict[str, Any]) -> str:
     where = environment["device"]
     if where == environment["cpu"]:
         where += f", {threads} thread{'s' if threads > 1 else ''}"
+    elif share := environment.get("share"):
+        where += f", {share}% of its processors for each run"
     dates = sorted(measured["date"][:10] for measured in (environment, *others))
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     return f"{where}, torch {environment['versions']['torch']}, {when}"

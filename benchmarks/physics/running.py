@@ -47,8 +47,8 @@ def expected_seconds(section: str, device: torch.device) -> float:
 def measure(section: str, setting: Setting) -> Section:
     """All settings with the first seed, then the best of them with the other seeds."""
     name, method = section.split(".")
-    METHODS[method].require()
     problem, device = EQUATIONS[name], setting.device
+    METHODS[method].require(sum(p.numel() for p in problem.make_net(0).parameters()))
     runs = [run(problem, method, choice, SEEDS[0], device) for choice in METHODS[method].settings]
     best = min(runs, key=lambda found: found["errors"][-1] or math.inf)
     runs += [run(problem, method, best["setting"], seed, device) for seed in SEEDS[1:]]
@@ -69,10 +69,15 @@ def run(problem: Equation, method: str, choice: Choice, seed: int, device: torch
         term.points = moved[0] if isinstance(points, torch.Tensor) else moved
     passed, measured, steps, errors = 0.0, 0.0, 0, list[float | None]()
     step = METHODS[method].make(net, terms, choice)
-    known = _error(problem, net)
+    known, failure = _error(problem, net), None
     while len(errors) < len(marks):
         started = time.perf_counter()
-        step(max(0.0, 1 - passed / marks[-1]))
+        try:
+            step(max(0.0, 1 - passed / marks[-1]))
+        except RuntimeError as problem_found:  # a factorisation failed: what was reached stays
+            failure = str(problem_found).splitlines()[0]
+            errors += [known] * (len(marks) - len(errors))
+            break
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         passed, steps = passed + time.perf_counter() - started, steps + 1
@@ -81,7 +86,8 @@ def run(problem: Equation, method: str, choice: Choice, seed: int, device: torch
             errors.append(known)
         if passed > (1 + RESOLUTION) * measured:
             measured, known = passed, _error(problem, net)
-    return {"setting": choice, "seed": seed, "steps": steps, "errors": errors}
+    found = {"setting": choice, "seed": seed, "steps": steps, "errors": errors}
+    return found if failure is None else found | {"failure": failure}
 
 
 def _error(problem: Equation, net: torch.nn.Module) -> float | None:

@@ -1,5 +1,6 @@
 """The comparison on physics-informed nets: losses, runs and the table."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import torch
 from benchmarks.environment import UnavailableError
 from benchmarks.parts import Setting
 from benchmarks.physics import PART, running
-from benchmarks.physics.methods import METHODS, loss_of
+from benchmarks.physics.levenberg_marquardt import LevenbergMarquardt, jacobian_of
+from benchmarks.physics.methods import METHODS, Method
+from benchmarks.physics.objective import loss_of
 from benchmarks.physics.tables import median_error, table
-from krylov_descent import KSD
+from krylov_descent import KSD, Term
 from krylov_descent.laboratory.physics.equations import EQUATIONS
 
 CPU = torch.device("cpu")
@@ -24,17 +27,67 @@ def test_the_loss_of_all_methods_is_that_of_ksd() -> None:
     assert KSD(net, terms).step().loss == pytest.approx(expected, rel=1e-10)
 
 
+def test_the_jacobian_of_levenberg_and_marquardt_is_autograds() -> None:
+    problem = EQUATIONS["wave"]
+    net, terms = problem.make_net(0), problem.make_terms()
+    for term in terms.values():
+        term.points = term.points[:3]
+    found, residuals = jacobian_of(net, terms)
+    assert float(residuals @ residuals) / 2 == pytest.approx(loss_of(net, terms).item())
+    parameters, rows = list(net.parameters()), []
+    for term in terms.values():
+        for row in term.outputs(net, term.batch.inputs).flatten():
+            gradient = torch.autograd.grad(
+                row, parameters, retain_graph=True, materialize_grads=True
+            )
+            rows.append(torch.cat([g.flatten() for g in gradient]) * (2 * term.weight / 3) ** 0.5)
+    torch.testing.assert_close(found, torch.stack(rows))
+
+
+def test_levenberg_and_marquardt_solve_a_linear_problem_at_once() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 1, dtype=torch.float64))
+    points = torch.randn(20, 3, dtype=torch.float64)
+    terms = {"fit": Term(lambda net, x: net(x) - x.sum(1, keepdim=True) - 2, points)}
+    method = LevenbergMarquardt(net, terms)
+    for _ in range(3):
+        method.step()
+    assert loss_of(net, terms).item() < 1e-20
+    torch.testing.assert_close(net[0].bias.detach(), torch.tensor([2.0], dtype=torch.float64))
+
+
+def test_a_net_that_is_too_large_for_a_dense_matrix_is_left_out() -> None:
+    with pytest.raises(UnavailableError, match="needs a matrix of 40000² numbers"):
+        replace(METHODS["ssbfgs"], distribution=None).require(40_000)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_runs_until_the_last_mark(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
-        METHODS[method].require()
+        METHODS[method].require(257)
     except UnavailableError as missing:
         pytest.skip(str(missing))
     monkeypatch.setitem(running.MARKS, "cpu", (0.2, 0.6))
-    found = running.run(EQUATIONS["poisson-2d-small"], method, METHODS[method].settings[0], 0, CPU)
+    setting = METHODS[method].settings[0] | ({"cg_max_iters": 5} if method == "nncg" else {})
+    found = running.run(EQUATIONS["poisson-2d-small"], method, setting, 0, CPU)
     assert len(found["errors"]) == 2
     assert all(error is None or 0 < error < 100 for error in found["errors"])
     assert found["steps"] >= 1
+
+
+def test_a_method_that_fails_keeps_what_it_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(net: Any, terms: Any, setting: Any) -> Any:
+        def step(left: float) -> None:
+            raise RuntimeError("not positive definite\nat row 3")
+
+        return step
+
+    monkeypatch.setitem(METHODS, "lm", Method("fails", fails))
+    problem = EQUATIONS["poisson-2d-small"]
+    found = running.run(problem, "lm", {}, 0, CPU)
+    start = pytest.approx(problem.error(problem.make_net(0)), rel=0.01)
+    assert found["errors"] == [start, start]
+    assert found["failure"] == "not positive definite"
 
 
 def test_a_section_takes_the_best_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -114,3 +114,17 @@ def test_a_problem_is_trained() -> None:
     for _ in range(8):
         optimizer.step()
     assert problem.error(net) < 0.3 * before
+
+
+def test_the_conditions_on_a_circle_leave_no_gap() -> None:
+    """Any moving wave satisfies the equation, so in a gap nothing would determine it."""
+    terms = EQUATIONS["convection-40"].make_terms()
+    left, right = terms["periodic"].points
+    for points in (terms["start"].points[:, 0] / (2 * torch.pi), left[:, 1]):
+        assert float(points.min()) == 0.0
+        assert float(points.max()) == pytest.approx(1.0)
+        distances = points.diff()
+        assert float(distances.max()) == pytest.approx(float(distances.min()))
+    assert torch.equal(left[:, 1], right[:, 1])
+    assert left[:, 0].eq(0).all()
+    torch.testing.assert_close(right[:, 0], torch.full_like(right[:, 0], 2 * torch.pi))

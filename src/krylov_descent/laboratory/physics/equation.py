@@ -62,6 +62,13 @@ def drawn(count: int, low: Sequence[float], high: Sequence[float], seed: int = 0
     return start + unit * (torch.tensor(high, dtype=torch.float64) - start)
 
 
+def between(low: Sequence[float], high: Sequence[float], count: int) -> Tensor:
+    """Points [count, d] on the diagonal of a box, at equal distances."""
+    part = torch.linspace(0, 1, count, dtype=torch.float64)[:, None]
+    start = torch.tensor(low, dtype=torch.float64)
+    return start + part * (torch.tensor(high, dtype=torch.float64) - start)
+
+
 def on_sides(
     count: int, low: Sequence[float], high: Sequence[float], axes: Sequence[int]
 ) -> Tensor:
