@@ -39,8 +39,6 @@ def describe(device: torch.device) -> dict[str, Any]:
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
-        # Of a GPU that runs several measurements side by side, in percent.
-        "share": os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
         "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
     }
 
@@ -51,8 +49,6 @@ def sentence(environment: dict[str, Any], *others: dict[str, Any]) -> str:
     where = environment["device"]
     if where == environment["cpu"]:
         where += f", {threads} thread{'s' if threads > 1 else ''}"
-    elif share := environment.get("share"):
-        where += f", {share}% of its processors for each run"
     dates = sorted(measured["date"][:10] for measured in (environment, *others))
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     return f"{where}, torch {environment['versions']['torch']}, {when}"

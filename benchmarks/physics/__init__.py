@@ -1,7 +1,8 @@
 """Physics-informed nets: the error after some seconds, for each equation and method.
 
-A section holds the runs of a method on an equation. A method with settings tries all of them with
-one seed, and takes the best one for the other seeds. Test points, which no method sees, decide.
+A section holds the run of a method on an equation with a seed. A method with settings tries all of
+them with the first seed, and takes the best one for the others. Test points, which no method sees,
+decide.
 """
 
 from benchmarks.parts import Part

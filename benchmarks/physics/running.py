@@ -1,4 +1,4 @@
-"""A section: all runs of a method on an equation."""
+"""A section: the runs of a method on an equation with a seed."""
 
 import copy
 import math
@@ -6,15 +6,17 @@ import time
 
 import torch
 
+from benchmarks.environment import UnavailableError
 from benchmarks.parts import Section, Setting
 from benchmarks.physics.methods import METHODS
+from benchmarks.records import read
 from benchmarks.road.methods import Setting as Choice
 from krylov_descent.laboratory.physics.equation import Equation
 from krylov_descent.laboratory.physics.equations import EQUATIONS
 
 SEEDS = (0, 1, 2)
 # The error is noted after so many seconds of training; the last of them ends a run.
-MARKS = {"cpu": (10.0, 30.0), "cuda": (10.0, 30.0, 100.0)}
+MARKS = {"cpu": (10.0, 30.0), "cuda": (10.0, 30.0)}
 # On a CPU, those that are small enough.
 SMALL = (
     "poisson-2d-small",
@@ -33,28 +35,41 @@ OVERHEAD = 1.1
 
 
 def names(device: torch.device) -> list[str]:
-    """All sections of a device, equation by equation."""
+    """All sections of a device: the first seed of everything, then the others."""
     here = SMALL if device.type == "cpu" else tuple(EQUATIONS)
-    return [f"{name}.{method}" for name in here for method in METHODS]
+    return [f"{name}.{method}.seed-{seed}" for seed in SEEDS for name in here for method in METHODS]
 
 
 def expected_seconds(section: str, device: torch.device) -> float:
     """The most that a section should take."""
-    method = METHODS[section.split(".")[1]]
-    return OVERHEAD * (len(method.settings) + len(SEEDS) - 1) * MARKS[device.type][-1]
+    _, method, seed = parsed(section)
+    runs = len(METHODS[method].settings) if seed == SEEDS[0] else 1
+    return OVERHEAD * runs * MARKS[device.type][-1]
+
+
+def parsed(section: str) -> tuple[str, str, int]:
+    """The equation, the method and the seed of a section."""
+    name, method, seed = section.split(".")
+    return name, method, int(seed.removeprefix("seed-"))
 
 
 def measure(section: str, setting: Setting) -> Section:
-    """All settings with the first seed, then the best of them with the other seeds."""
-    name, method = section.split(".")
+    """All settings with the first seed; with another seed the one that was best with the first."""
+    name, method, seed = parsed(section)
     problem, device = EQUATIONS[name], setting.device
     METHODS[method].require(sum(p.numel() for p in problem.make_net(0).parameters()))
-    runs = [run(problem, method, choice, SEEDS[0], device) for choice in METHODS[method].settings]
-    best = min(runs, key=lambda found: found["errors"][-1] or math.inf)
-    runs += [run(problem, method, best["setting"], seed, device) for seed in SEEDS[1:]]
+    choices = METHODS[method].settings
+    if len(choices) > 1 and seed != SEEDS[0]:
+        first = setting.folder / f"{name}.{method}.seed-{SEEDS[0]}.json"
+        if not first.exists():
+            raise UnavailableError(f"{first.stem} chooses the setting, and was not measured")
+        choices = (read(first)["setting"],)
+    runs = [run(problem, method, choice, seed, device) for choice in choices]
     for found in runs:
-        print(f"  {found['setting']} seed {found['seed']}: {found['errors']}")
-    return {"marks": MARKS[device.type], "chosen": best["setting"], "runs": runs}
+        print(f"  {found['setting']}: {found['errors']}")
+    best = min(runs, key=lambda found: found["errors"][-1] or math.inf)
+    others = [found for found in runs if found is not best]
+    return {"marks": MARKS[device.type], **best, "others": others}
 
 
 def run(problem: Equation, method: str, choice: Choice, seed: int, device: torch.device) -> Section:

@@ -2,23 +2,31 @@
 
 import math
 import statistics
+from collections import Counter
 
 import torch
 
 from benchmarks.environment import sentence
-from benchmarks.parts import NOT_MEASURED, Section, Sections, markdown
+from benchmarks.parts import NOT_MEASURED, Sections, markdown
 from benchmarks.physics.methods import DEFAULT, METHODS
-from benchmarks.physics.running import MARKS, SEEDS
+from benchmarks.physics.running import MARKS, SEEDS, parsed
 from krylov_descent.laboratory.physics.equations import EQUATIONS
 
 # KSD should be first, or within this factor of the first.
 NEAR = 3.0
 
 
-def median_error(section: Section, mark: int) -> float:
-    """Over the seeds of the chosen setting; infinity where most runs have none."""
-    found = [run["errors"][mark] for run in section["runs"] if run["setting"] == section["chosen"]]
-    return statistics.median(math.inf if error is None else error for error in found)
+def errors_of(sections: Sections, name: str, method: str) -> list[float]:
+    """The median error at each mark over the seeds that were measured; empty if there are none.
+
+    Infinity stands for an error that is not finite.
+    """
+    found = [
+        [math.inf if error is None else error for error in section["errors"]]
+        for key, section in sections.items()
+        if parsed(key)[:2] == (name, method)
+    ]
+    return [statistics.median(at_mark) for at_mark in zip(*found, strict=True)]
 
 
 def table(sections: Sections, device: torch.device) -> str:
@@ -29,11 +37,7 @@ def table(sections: Sections, device: torch.device) -> str:
     rows = [["equation", *(method.title for method in METHODS.values())]]
     first, near, compared = [0] * len(marks), [0] * len(marks), 0
     for name, equation in EQUATIONS.items():
-        found = {
-            method: [median_error(sections[key], mark) for mark in range(len(marks))]
-            for method in METHODS
-            if (key := f"{name}.{method}") in sections
-        }
+        found = {m: e for m in METHODS if (e := errors_of(sections, name, m))}
         if DEFAULT not in found:
             continue
         cells = [" → ".join(map(_text, found[m])) if m in found else "" for m in METHODS]
@@ -51,10 +55,12 @@ def table(sections: Sections, device: torch.device) -> str:
         f"{NEAR:g} of the first on {near[i]}"
         for i, mark in enumerate(marks)
     )
+    runs = Counter(parsed(key)[2] for key in sections)
+    counted = ", ".join(f"{runs[seed]} × seed {seed}" for seed in SEEDS if runs[seed])
     environments = [section["environment"] for section in sections.values()]
     caption = (
-        f"Relative L2 error after {times} s of training, median of {len(SEEDS)} seeds; – is not "
-        f"finite. {sentence(*environments)}."
+        f"Relative L2 error after {times} s of training, median of the seeds that were run "
+        f"({counted}); – is not finite. {sentence(*environments)}."
     )
     return f"{markdown(rows)}\n\n{caption}\n\nOf the methods that were run, {shown}."
 

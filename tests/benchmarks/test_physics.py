@@ -13,7 +13,8 @@ from benchmarks.physics import PART, running
 from benchmarks.physics.levenberg_marquardt import LevenbergMarquardt, jacobian_of
 from benchmarks.physics.methods import METHODS, Method
 from benchmarks.physics.objective import loss_of
-from benchmarks.physics.tables import median_error, table
+from benchmarks.physics.tables import table
+from benchmarks.records import write
 from krylov_descent import KSD, Term
 from krylov_descent.laboratory.physics.equations import EQUATIONS
 
@@ -46,14 +47,15 @@ def test_the_jacobian_of_levenberg_and_marquardt_is_autograds() -> None:
 
 def test_levenberg_and_marquardt_solve_a_linear_problem_at_once() -> None:
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(3, 1, dtype=torch.float64))
+    layer = torch.nn.Linear(3, 1, dtype=torch.float64)
+    net = torch.nn.Sequential(layer)
     points = torch.randn(20, 3, dtype=torch.float64)
     terms = {"fit": Term(lambda net, x: net(x) - x.sum(1, keepdim=True) - 2, points)}
     method = LevenbergMarquardt(net, terms)
     for _ in range(3):
         method.step()
     assert loss_of(net, terms).item() < 1e-20
-    torch.testing.assert_close(net[0].bias.detach(), torch.tensor([2.0], dtype=torch.float64))
+    torch.testing.assert_close(layer.bias.detach(), torch.tensor([2.0], dtype=torch.float64))
 
 
 def test_a_net_that_is_too_large_for_a_dense_matrix_is_left_out() -> None:
@@ -90,19 +92,27 @@ def test_a_method_that_fails_keeps_what_it_reached(monkeypatch: pytest.MonkeyPat
     assert found["failure"] == "not positive definite"
 
 
-def test_a_section_takes_the_best_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_first_seed_chooses_the_setting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     made: list[Any] = []
 
     def pretend(problem: Any, method: str, choice: Any, seed: int, device: torch.device) -> Any:
-        made.append((choice, seed))
+        made.append((choice["rate"], seed))
         error = {1e-3: 0.5, 3e-3: None, 1e-2: 0.1, 3e-2: 0.7}[choice["rate"]]
         return {"setting": choice, "seed": seed, "steps": 1, "errors": [1.0, error]}
 
     monkeypatch.setattr(running, "run", pretend)
-    found = PART.measure("wave.adam", Setting(device=CPU, repeats=1, folder=tmp_path))
-    assert found["chosen"] == {"rate": 1e-2}
-    assert [seed for _, seed in made] == [0] * 4 + [1, 2]
-    assert median_error(found, 1) == 0.1
+    setting = Setting(device=CPU, repeats=1, folder=tmp_path)
+    with pytest.raises(UnavailableError, match=r"wave\.adam\.seed-0 chooses the setting"):
+        PART.measure("wave.adam.seed-1", setting)
+    found = PART.measure("wave.adam.seed-0", setting)
+    assert found["setting"] == {"rate": 1e-2}
+    assert found["errors"] == [1.0, 0.1]
+    assert len(found["others"]) == 3
+    write(tmp_path / "wave.adam.seed-0.json", found)
+    PART.measure("wave.adam.seed-1", setting)
+    assert made == [(1e-3, 0), (3e-3, 0), (1e-2, 0), (3e-2, 0), (1e-2, 1)]
 
 
 def test_the_table_says_who_is_first() -> None:
@@ -115,19 +125,21 @@ def test_the_table_says_who_is_first() -> None:
     }
 
     def section(*errors: float | None) -> Any:
-        run = {"setting": {}, "seed": 0, "steps": 3, "errors": errors}
-        return {"environment": environment, "chosen": {}, "runs": [run], "marks": (10.0, 30.0)}
+        return {"environment": environment, "setting": {}, "errors": errors}
 
     found = table(
         {
-            "wave.ksd": section(0.1, 1e-4),
-            "wave.lbfgs": section(0.05, None),
-            "reaction.ksd": section(0.4, 0.2),
+            "wave.ksd.seed-0": section(0.1, 1e-4),
+            "wave.ksd.seed-1": section(0.2, 1e-4),
+            "wave.ksd.seed-2": section(0.1, None),
+            "wave.lbfgs.seed-0": section(0.05, None),
+            "reaction.ksd.seed-0": section(0.4, 0.2),
         },
         CPU,
     )
     assert "| wave | 1.0e-01 → 1.0e-04 | 5.0e-02 → – |" in found
     assert "after 10 s KSD is first on 0 of 1 and within a factor of 3 of the first on 1" in found
     assert "after 30 s KSD is first on 1 of 1" in found
-    assert len(PART.sections(CPU)) == 8 * len(METHODS)
-    assert len(PART.sections(torch.device("cuda"))) == 15 * len(METHODS)
+    assert "(3 × seed 0, 1 × seed 1, 1 × seed 2)" in found
+    assert len(PART.sections(CPU)) == 3 * 8 * len(METHODS)
+    assert len(PART.sections(torch.device("cuda"))) == 3 * 15 * len(METHODS)
