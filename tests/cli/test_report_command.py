@@ -34,7 +34,7 @@ def test_forms_of_one_problem_that_fail_alike_are_said_once(ksd: Ksd) -> None:
         folder.checkpoint.touch()
     answer = ksd("report", "runs", "--data", ".")
     assert answer.code == 0
-    assert answer.err.count("No reconstructions for curves: ") == 1
+    assert answer.err.count("No pictures for curves: ") == 1
 
 
 def test_a_damaged_record_is_said_on_the_page_and_the_console(ksd: Ksd) -> None:

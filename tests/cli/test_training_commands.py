@@ -281,6 +281,31 @@ def test_a_report_of_different_problems(ksd: Ksd, tmp_path: Path) -> None:
     answer = ksd("report", "runs", "-o", "page.html")
     assert answer.code == 0
     assert answer.out == "Report: page.html\n"
-    assert "No reconstructions for curves: the checkpoint" in answer.err
+    assert "No pictures for curves: the checkpoint" in answer.err
     page = Path("page.html").read_text()
     assert "data:image/png" in page  # of the other one
+
+
+def test_an_equation_is_compared_with_pictures(ksd: Ksd) -> None:
+    words = ["compare", "poisson-2d-small", "--optimizers", "ksd,adam", "--seconds", "0.3"]
+    answer = ksd(*words)
+    assert answer.code == 0
+    assert "relative L2 error of the solution" in answer.out
+    page = Path("runs/compare-poisson-2d-small-0/report.html").read_text()
+    assert 'alt="the solution by KSD"' in page
+    assert 'alt="the error of Adam, from 0 to' in page
+    again = ksd("report", "runs", "--output", "again.html")
+    assert again.code == 0
+    assert Path("again.html").read_text().count("<img") == page.count("<img") == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--small"], "poisson-2d-small has one size and one set of points: leave out --small"),
+        (["--dtype", "float32"], "is trained in torch.float64, found torch.float32: leave it out"),
+        (["--dtype", "float128"], "Unknown dtype 'float128': did you mean 'float32'?"),
+    ],
+)
+def test_what_an_equation_does_not_take_is_told(ksd: Ksd, words: list[str], sentence: str) -> None:
+    assert sentence in ksd("train", "poisson-2d-small", *words).sentence

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from krylov_descent.laboratory.choices import UnknownNameError
+from krylov_descent.laboratory.physics.equations import EQUATIONS
 from krylov_descent.laboratory.problems import PROBLEMS, load_problem
 from krylov_descent.laboratory.problems.curves import PAPER as CURVES_PAPER
 from krylov_descent.laboratory.problems.mnist import PUBLISHED as MNIST_PUBLISHED
@@ -164,9 +165,10 @@ def test_unknown_names_and_options_suggest_the_nearest(small: Problem) -> None:
 
 
 def test_every_entry_describes_itself() -> None:
-    assert set(PROBLEMS) == {"curves", "speech", "starcraft", *MNIST_PUBLISHED, *TASKS}
+    learnt = {"curves", "speech", "starcraft", *MNIST_PUBLISHED, *TASKS}
+    assert set(PROBLEMS) == learnt | {*EQUATIONS}
     for name, entry in PROBLEMS.items():
         assert entry.name == name
         assert entry.title
         assert entry.summary.endswith(".")
-        assert "validation" in [option.name for option in entry.options]
+        assert name in EQUATIONS or "validation" in [option.name for option in entry.options]

@@ -256,7 +256,7 @@ def test_reconstructions_are_in_the_page(tmp_path: Path) -> None:
         folders[0].path: Reconstructions(inputs, inputs),
         folders[2].path: Reconstructions(inputs, inputs + 0.1),
     }
-    page = report(folders, tmp_path, reconstructions=images)
+    page = report(folders, tmp_path, pictures=images)
     sources = [str(a["src"]) for tag, a in page.attributes if tag == "img"]
     assert len(sources) == 3  # the inputs once
     assert sources[0] == sources[1] != sources[2]
@@ -306,8 +306,8 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`folders` is empty"):
         write_report([], tmp_path / "r.html")
     pictures = Reconstructions(curve_images(2), curve_images(2))
-    with pytest.raises(ValueError, match="`reconstructions` has images of elsewhere"):
-        write_report([folder], tmp_path / "r.html", reconstructions={Path("elsewhere"): pictures})
+    with pytest.raises(ValueError, match="`pictures` has some of elsewhere"):
+        write_report([folder], tmp_path / "r.html", pictures={Path("elsewhere"): pictures})
     with pytest.raises(ValueError, match="`outputs` must have the shape of `inputs`"):
         Reconstructions(curve_images(2), curve_images(3))
     with pytest.raises(ValueError, match="square images"):

@@ -184,7 +184,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("report")
     folders, images = write_comparison(root), curve_images()
     pictures = {folder.path: Reconstructions(images, 0.9 * images) for folder in folders[:2]}
-    write_report(folders, root / "report.html", reconstructions=pictures)
+    write_report(folders, root / "report.html", pictures=pictures)
     return root / "report.html"
 
 

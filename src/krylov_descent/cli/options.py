@@ -107,7 +107,13 @@ Device = Annotated[
     str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …", rich_help_panel=WHERE)
 ]
 Dtype = Annotated[
-    str, typer.Option(metavar="NAME", help="float32 or float64.", rich_help_panel=WHERE)
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="float32 or float64; the problem's own if left out.",
+        show_default=False,
+        rich_help_panel=WHERE,
+    ),
 ]
 DataFolder = Annotated[
     Path | None,

@@ -11,9 +11,9 @@ import typer
 from krylov_descent.cli.options import DataFolder
 from krylov_descent.cli.running import complain, say
 from krylov_descent.laboratory.checkpoint import CheckpointError
-from krylov_descent.laboratory.gallery import has_network_of_images, reconstructions
+from krylov_descent.laboratory.gallery import has_picture, pictures
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
-from krylov_descent.laboratory.report import Reconstructions, write_report
+from krylov_descent.laboratory.report import Picture, write_report
 from krylov_descent.laboratory.runs import RunSettings, load, settings_in
 from krylov_descent.laboratory.sources import DataError
 
@@ -26,11 +26,11 @@ Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Th
 def report(runs: Runs, output: Output = Path("report.html"), data: DataFolder = None) -> None:
     """Write one page about runs, to be read in a browser without network.
 
-    It has a table beside the published numbers, convergence curves, reconstructions, Ritz values,
+    It has a table beside the published numbers, convergence curves, pictures, Ritz values,
     where the time went, and how to re-run it. Runs of several problems get a section each.
     """
     folders = [RunFolder(path) for path in _run_folders(runs)]
-    damaged = write_report(folders, output, reconstructions=_pictures(folders, data))
+    damaged = write_report(folders, output, pictures=_pictures(folders, data))
     for path, what in damaged.items():
         complain(f"The run in {path} is damaged: {what}")
     say(f"Report: {output}")
@@ -46,20 +46,20 @@ def _run_folders(paths: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _pictures(folders: list[RunFolder], data: Path | None) -> dict[Path, Reconstructions]:
-    """Reconstructions of all runs of autoencoders; the page does without what cannot be had."""
+def _pictures(folders: list[RunFolder], data: Path | None) -> dict[Path, Picture]:
+    """The pictures of all runs that have one; the page does without what cannot be had."""
     problems: dict[str, tuple[RunSettings, list[RunFolder]]] = {}
-    for folder in filter(has_network_of_images, folders):
+    for folder in filter(has_picture, folders):
         settings = replace(settings_in(folder), device="cpu")
         key = json.dumps([settings.problem, settings.problem_options, settings.dtype])
         problems.setdefault(key, (settings, []))[1].append(folder)
-    found: dict[Path, Reconstructions] = {}
+    found: dict[Path, Picture] = {}
     failures: dict[str, None] = {}  # forms of one problem often fail alike: each is said once
     for settings, members in problems.values():
         try:
-            found |= reconstructions(load(settings, data), members)
+            found |= pictures(load(settings, data), members)
         except (CheckpointError, DataError) as problem:
-            failures[f"No reconstructions for {settings.problem}: {problem}"] = None
+            failures[f"No pictures for {settings.problem}: {problem}"] = None
     for failure in failures:
         complain(failure)
     return found

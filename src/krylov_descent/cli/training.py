@@ -44,7 +44,7 @@ from krylov_descent.cli.running import (
 )
 from krylov_descent.laboratory.choices import unknown_name
 from krylov_descent.laboratory.contenders import competitor
-from krylov_descent.laboratory.gallery import reconstructions
+from krylov_descent.laboratory.gallery import pictures
 from krylov_descent.laboratory.problems import PROBLEMS
 from krylov_descent.laboratory.problems.problem import Problem as LoadedProblem
 from krylov_descent.laboratory.record import RunFolder
@@ -90,7 +90,7 @@ def train(
     target: Target = None,
     no_early_stop: NoEarlyStop = False,
     device: Device = "cpu",
-    dtype: Dtype = "float32",
+    dtype: Dtype = None,
     folder: Folder = None,
     resume: Resume = None,
     checkpoint_seconds: CheckpointSeconds = CHECKPOINT_SECONDS,
@@ -218,7 +218,7 @@ def compare(
     targets = [target for _, target in contest]
     show_outcomes(loaded, targets)
     page = base / "report.html"
-    write_report(targets, page, reconstructions=reconstructions(loaded, targets))
+    write_report(targets, page, pictures=pictures(loaded, targets))
     say(f"Report: {page}")
 
 

@@ -16,7 +16,7 @@ from krylov_descent.cli.running import console, say
 from krylov_descent.laboratory.checkpoint import load_checkpoint
 from krylov_descent.laboratory.problems import load_problem, speech
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
-from krylov_descent.laboratory.runs import RunSettings, find_device, find_dtype, settings_in
+from krylov_descent.laboratory.runs import RunSettings, find_device, settings_in
 from krylov_descent.laboratory.sources import inventory
 from krylov_descent.laboratory.speech.alignment_figure import clean_examples, draw_alignments
 from krylov_descent.laboratory.speech.archives import read_digits
@@ -83,7 +83,7 @@ def _best_network(
         )
     state = load_checkpoint(folder.checkpoint, device)
     problem = load_problem(settings.problem, folder=data, **settings.problem_options)
-    model = problem.make_model(0, "torch", device, find_dtype(settings.dtype))
+    model = problem.make_model(0, "torch", device, settings.precision)
     model.load_state_dict(state["best"].get("model", state["model"]))
     return model
 

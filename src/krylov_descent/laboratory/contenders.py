@@ -92,7 +92,7 @@ class Contender:
             settings["optimizer"] = self.behind
         make: Any = self.kind
         try:
-            return make(model, problem.criterion, seed=seed, **settings)
+            return make(model, problem.objective, seed=seed, **settings)
         except TypeError as error:
             raise ValueError(f"{self.name!r} cannot be made with {options}: {error}") from error
 

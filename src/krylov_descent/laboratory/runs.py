@@ -18,7 +18,7 @@ import krylov_descent
 from krylov_descent.laboratory.choices import unknown_name
 from krylov_descent.laboratory.contenders import competitor, contender
 from krylov_descent.laboratory.events import with_events
-from krylov_descent.laboratory.problems import load_problem
+from krylov_descent.laboratory.problems import PROBLEMS, load_problem
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.rbm import Report
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
@@ -41,7 +41,7 @@ class RunSettings:
         initialization: of the weights; the problem's own if None.
         seed: of starting weights and optimiser.
         device: "cpu", "cuda", "cuda:1", …
-        dtype: "float32" or "float64".
+        dtype: "float32" or "float64"; the problem's own if None.
         limits: when to stop.
     """
 
@@ -52,8 +52,18 @@ class RunSettings:
     initialization: str | None = None
     seed: int = 0
     device: str = "cpu"
-    dtype: str = "float32"
+    dtype: str | None = None
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The dtype of the network.
+
+        Raises:
+            UnknownNameError: no such dtype; the nearest is suggested.
+        """
+        entry = PROBLEMS.get(self.problem)
+        return find_dtype(self.dtype or (entry.dtype if entry else "float32"))
 
     def command(self, folder: Path) -> str:
         """The shell line that makes this run."""
@@ -67,7 +77,7 @@ class RunSettings:
         if self.initialization:
             words += ["--initialization", self.initialization]
         words += ["--seed", str(self.seed), "--device", self.device]
-        if self.dtype != "float32":
+        if self.dtype is not None:
             words += ["--dtype", self.dtype]
         for flag in ("iterations", "seconds", "passes", "target"):
             if (limit := getattr(self.limits, flag)) is not None:
@@ -105,6 +115,10 @@ def find_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
+def _name_of(dtype: torch.dtype) -> str:
+    return next(name for name, known in DTYPES.items() if known is dtype)
+
+
 def load(settings: RunSettings, data_folder: Path | None = None) -> Problem:
     """The problem of the settings with its data on their device.
 
@@ -113,7 +127,7 @@ def load(settings: RunSettings, data_folder: Path | None = None) -> Problem:
         ValueError: no such device, or an option does not take such a value.
         DataError: the data cannot be had.
     """
-    device, dtype = find_device(settings.device), find_dtype(settings.dtype)
+    device, dtype = find_device(settings.device), settings.precision
     options = settings.problem_options
     try:
         problem = load_problem(settings.problem, folder=data_folder, **options)
@@ -154,7 +168,7 @@ def prepare(
         raise unknown_name("initialisation", str(settings.initialization), problem.initializations)
     if resume and ranks.leads:
         check_same(folder, settings)
-    where = find_device(settings.device), find_dtype(settings.dtype)
+    where = find_device(settings.device), settings.precision
     # What is wrong with the settings is found here, before pretraining and before anything is
     # written; the starting weights come last.
     model = problem.make_model(settings.seed, "torch", *where)
@@ -198,7 +212,8 @@ def check_fitness(settings: RunSettings, problem: Problem) -> None:
     if isinstance(entry, Yardstick):
         entry.check(problem, options)
     else:
-        entry.make(problem, problem.make_model(settings.seed, "torch"), settings.seed, options)
+        model = problem.make_model(settings.seed, "torch", dtype=settings.precision)
+        entry.make(problem, model, settings.seed, options)
 
 
 def check_same(folder: RunFolder, settings: RunSettings, *, device: bool = True) -> None:
@@ -206,12 +221,13 @@ def check_same(folder: RunFolder, settings: RunSettings, *, device: bool = True)
 
     Args:
         folder: holds a run.
-        settings: asked for. An `initialization` of None is not compared.
+        settings: asked for. An `initialization` or `dtype` of None is not compared.
         device: whether it must be the same kind of device, as it must to go on exactly.
     """
     before, asked = _comparable(settings_in(folder)), _comparable(settings)
     for key, value in asked.items():
-        unimportant = (key == "device" and not device) or (key == "initialization" and not value)
+        open_to_all = key in ("initialization", "dtype") and not value
+        unimportant = open_to_all or (key == "device" and not device)
         if before[key] != value and not unimportant:
             raise RunFolderError(
                 f"{folder.path} was started with {key} = {json.dumps(before[key])}, not "
@@ -246,7 +262,7 @@ def describe(settings: RunSettings, problem: Problem, folder: RunFolder) -> dict
         "initialization": settings.initialization or problem.initialization,
         "seed": settings.seed,
         "device": settings.device,
-        "dtype": settings.dtype,
+        "dtype": _name_of(settings.precision),
         "limits": asdict(settings.limits),
         "versions": {
             "krylov-descent": krylov_descent.__version__,

@@ -152,7 +152,7 @@ class Training:
             self.save()
         saved = time.monotonic()
         while (ending := self._ending()) is None:
-            samples = self.problem.samples(self._rows[-1]["iteration"])
+            samples = self._samples()
             started = time.perf_counter()
             result = self.optimizer.step(samples)
             _wait_for_device(self.model)
@@ -164,6 +164,11 @@ class Training:
         if self._ranks.leads:
             self.folder.finish(self._outcome(ending))
         return ending
+
+    def _samples(self) -> Split | None:
+        """What the next step is given; terms have points of their own."""
+        iteration = self._rows[-1]["iteration"]
+        return None if self.problem.terms else self.problem.samples(iteration)
 
     def save(self) -> None:
         """Write the checkpoint of the last recorded iteration."""
@@ -224,7 +229,7 @@ class Training:
         own = torch.tensor([float(total), len(inputs)], dtype=torch.float64)
         with self._ranks.phase("metrics"):
             error, samples = self._ranks.sum_numbers(own).tolist()
-        return float(error / samples)
+        return self.problem.metric.of_mean(error / samples)
 
     def _keep_best(self, row: Row) -> None:
         error = row["validation"]
@@ -295,6 +300,7 @@ def _account(result: StepResult) -> Row:
         "evaluations": result.evaluations,
         "products": result.products,
         "phases": result.seconds,
+        **({"terms": result.terms} if result.terms else {}),
     }
 
 

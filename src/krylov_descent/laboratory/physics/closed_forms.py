@@ -22,7 +22,6 @@ from krylov_descent.objective.term import Term
 
 KFAC = "Dangel, Müller and Zeinhofer 2024, Kronecker-Factored Approximate Curvature for PINNs"
 RATHORE = "Rathore et al. 2024, Challenges in Training PINNs"
-TEST_POINTS = 9000
 
 
 # Poisson and heat ---------------------------------------------------------------------------------
@@ -64,7 +63,8 @@ def _poisson(
         widths=widths,
         make_terms=terms,
         solution=solution,
-        make_test_points=partial(drawn, TEST_POINTS, low, high, 2),
+        box=(low, high),
+        axes=("x", "y") if d == 2 else ("the first coordinate", "the last one"),
     )
 
 
@@ -94,7 +94,8 @@ def _heat(
         widths=widths,
         make_terms=terms,
         solution=solution,
-        make_test_points=partial(drawn, TEST_POINTS, low, high, 2),
+        box=(low, high),
+        axes=("x" if d == 2 else "the first coordinate", "t"),
     )
 
 
@@ -141,7 +142,7 @@ def _on_a_circle(
         widths=(2, 50, 50, 50, 1),
         make_terms=terms,
         solution=solution,
-        make_test_points=partial(drawn, TEST_POINTS, low, high, 2),
+        box=(low, high),
     )
 
 
@@ -269,7 +270,7 @@ CLOSED_FORMS: dict[str, Equation] = {
         widths=(2, 50, 50, 50, 1),
         make_terms=_wave_terms,
         solution=_two_modes,
-        make_test_points=partial(drawn, TEST_POINTS, [0.0, 0.0], [1.0, 1.0], 2),
+        box=([0.0, 0.0], [1.0, 1.0]),
     ),
     "helmholtz": Equation(
         title="Helmholtz",
@@ -278,7 +279,8 @@ CLOSED_FORMS: dict[str, Equation] = {
         widths=(2, 50, 50, 50, 1),
         make_terms=_helmholtz_terms,
         solution=_helmholtz_solution,
-        make_test_points=partial(drawn, TEST_POINTS, [-1.0, -1.0], [1.0, 1.0], 2),
+        box=([-1.0, -1.0], [1.0, 1.0]),
+        axes=("x", "y"),
     ),
     "burgers": Equation(
         title="Burgers",
@@ -287,6 +289,6 @@ CLOSED_FORMS: dict[str, Equation] = {
         widths=(2, *(20,) * 8, 1),
         make_terms=_burgers_terms,
         solution=burgers_solution,
-        make_test_points=partial(drawn, TEST_POINTS, [-1.0, 0.01], [1.0, 1.0], 2),
+        box=([-1.0, 0.01], [1.0, 1.0]),
     ),
 }

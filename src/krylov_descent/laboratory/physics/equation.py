@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from krylov_descent.objective.term import Term
 
+TEST_POINTS = 9000
+# Rows and columns.
+PICTURE = (101, 128)
 # Points [m, d] to the solution [m, 1].
 Function = Callable[[Tensor], Tensor]
 
@@ -24,7 +27,10 @@ class Equation:
         widths: of the net: inputs, hidden layers, outputs.
         make_terms: the terms with their points; the same at each call.
         solution: exact, or by another method.
-        make_test_points: the points [m, d] at which nets are compared with the solution.
+        box: the lowest and the highest of each coordinate.
+        axes: the names of the first and the last coordinate.
+        make_test_points: the points [m, d] at which nets are compared with the solution; random
+            ones if None.
     """
 
     title: str
@@ -33,7 +39,9 @@ class Equation:
     widths: tuple[int, ...]
     make_terms: Callable[[], dict[str, Term]]
     solution: Function
-    make_test_points: Callable[[], Tensor]
+    box: tuple[Sequence[float], Sequence[float]]
+    axes: tuple[str, str] = ("x", "t")
+    make_test_points: Callable[[], Tensor] | None = None
 
     def make_net(self, seed: int) -> nn.Sequential:
         """A tanh net in float64, as Glorot and Bengio begin it."""
@@ -46,9 +54,29 @@ class Equation:
             layers += [layer, nn.Tanh()]
         return nn.Sequential(*layers[:-1])
 
+    def test_points(self) -> Tensor:
+        """The points [m, d] at which nets are compared with the solution; no term has them."""
+        if self.make_test_points is not None:
+            return self.make_test_points()
+        return drawn(TEST_POINTS, *self.box, seed=2)
+
+    def plane(self) -> Tensor:
+        """The points [PICTURE[0]·PICTURE[1], d] of a picture, row by row.
+
+        The first coordinate grows within a row, the last one from row to row, and all others are in
+        the middle. A solution on a grid has them.
+        """
+        low, high = (torch.tensor(corner, dtype=torch.float64) for corner in self.box)
+        rows, columns = PICTURE
+        up = torch.linspace(0, 1, rows, dtype=torch.float64)
+        right = torch.arange(columns, dtype=torch.float64) / columns
+        parts = torch.full((rows, columns, len(low)), 0.5, dtype=torch.float64)
+        parts[:, :, 0], parts[:, :, -1] = right, up[:, None]
+        return (low + parts * (high - low)).flatten(0, 1)
+
     def error(self, net: Function) -> float:
         """‖u - solution‖ / ‖solution‖ at the test points."""
-        points = self.make_test_points()
+        points = self.test_points()
         truth = self.solution(points)
         with torch.no_grad():
             return float((net(points) - truth).norm() / truth.norm())

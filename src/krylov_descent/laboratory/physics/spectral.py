@@ -189,6 +189,7 @@ SPECTRAL: dict[str, Equation] = {
         widths=(2, *(20,) * 8, 1),
         make_terms=partial(_terms, _allen_cahn, _wavy_square, 1),
         solution=partial(_on_grid, ALLEN_CAHN),
+        box=(LOW, HIGH),
         make_test_points=_grid_points,
     ),
     "kdv": Equation(
@@ -198,6 +199,7 @@ SPECTRAL: dict[str, Equation] = {
         widths=(2, *(20,) * 8, 1),
         make_terms=partial(_terms, _kdv, _cosine, 2),
         solution=partial(_on_grid, KDV),
+        box=(LOW, HIGH),
         make_test_points=_grid_points,
     ),
 }

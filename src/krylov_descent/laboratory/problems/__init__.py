@@ -6,7 +6,15 @@ from functools import partial
 from pathlib import Path
 
 from krylov_descent.laboratory.choices import unknown_name
-from krylov_descent.laboratory.problems import curves, mnist, sequences, speech, starcraft
+from krylov_descent.laboratory.physics.equations import EQUATIONS
+from krylov_descent.laboratory.problems import (
+    curves,
+    equations,
+    mnist,
+    sequences,
+    speech,
+    starcraft,
+)
 from krylov_descent.laboratory.problems.problem import Problem, Size
 from krylov_descent.laboratory.signatures import Option, check_kinds, options_of
 
@@ -17,7 +25,8 @@ __all__ = ["PROBLEMS", "Problem", "ProblemEntry", "load_problem"]
 class ProblemEntry:
     """What is known of a problem before its data are loaded.
 
-    `manual` has the docstring that describes the options of `load`.
+    `manual` has the docstring that describes the options of `load`; `dtype` is the precision of
+    its networks unless another one is asked for.
     """
 
     name: str
@@ -25,6 +34,7 @@ class ProblemEntry:
     summary: str
     load: Callable[..., Problem]
     manual: Callable[..., object]
+    dtype: str = "float32"
 
     @property
     def options(self) -> list[Option]:
@@ -65,6 +75,17 @@ PROBLEMS: dict[str, ProblemEntry] = {
             )
             for name, task in sequences.TASKS.items()
         ),
+        *(
+            ProblemEntry(
+                name,
+                equation.title,
+                equations.summary_of(equation),
+                partial(equations.load_equation, name),
+                equations.load_equation,
+                dtype="float64",
+            )
+            for name, equation in EQUATIONS.items()
+        ),
     )
 }
 
@@ -77,7 +98,7 @@ def load_problem(
     size: Size | None = None,
     **options: object,
 ) -> Problem:
-    """A problem with its data in memory, on the CPU in float32.
+    """A problem with its data in memory, on the CPU; in float32, and equations in float64.
 
     Args:
         name: one of `PROBLEMS`.

@@ -1,5 +1,6 @@
 """What a problem is: data, network, loss, metric, and what has been published about it."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from krylov_descent.laboratory.choices import unknown_name
 from krylov_descent.laboratory.initialization import INITIALIZATIONS, initialize
 from krylov_descent.laboratory.rbm import Report
+from krylov_descent.objective.term import Term
 
 # (inputs [n, …], targets [n, …]); an autoencoder's are one tensor twice.
 Split = tuple[Tensor, Tensor]
@@ -26,7 +28,7 @@ PRETRAINING = "rbm"
 
 @dataclass(frozen=True)
 class Metric:
-    """What is reported: the mean of `per_sample` over a split.
+    """What is reported: the mean of `per_sample` over a split, or its root.
 
     `unit` is "" for a plain number and "%" for a fraction that is shown in per cent.
     """
@@ -34,6 +36,11 @@ class Metric:
     name: str
     unit: Literal["", "%"]
     per_sample: PerSample
+    root: bool = False
+
+    def of_mean(self, mean: float) -> float:
+        """What is reported, given the mean of `per_sample`."""
+        return math.sqrt(mean) if self.root else mean
 
     def text(self, value: float) -> str:
         """The value as a table shows it: 0.25, or 1.70% for 0.017."""
@@ -102,9 +109,9 @@ class Problem:
         name: what the command line calls it.
         title: what tables call it.
         summary: one sentence.
-        task: "autoencoder" (targets are the inputs), "classification" (targets are classes) or
-            "regression" (targets are numbers).
-        train: what is trained on; with `fresh`, what the training error is measured on.
+        task: "autoencoder" (targets are the inputs), "classification" (targets are classes),
+            "regression" (targets are numbers) or "equation" (targets are its solution).
+        train: what is trained on; with `fresh` or `terms`, what the training error is measured on.
         validation: what decides early stopping and settings, or None when nothing is held out.
         test: what is only reported.
         fresh: new samples for each step, where they can be drawn at will; else all get `train`.
@@ -116,6 +123,8 @@ class Problem:
         criterion: the same loss as torch's own module, whose curvature has a closed form; the
             mean of `loss` over samples is the objective (summed over the elements of a sample).
         metric: what is reported.
+        terms: makes the terms of an equation, which have points of their own and are trained in
+            place of `criterion`; else None.
         weight_decay: λ of the objective mean(loss) + ½λ‖θ‖², biases included.
         suited: settings for an optimiser on this problem, by the name of the contender.
         paper: settings and numbers of the paper; None for small forms, which no paper reports.
@@ -124,7 +133,7 @@ class Problem:
     name: str
     title: str
     summary: str
-    task: Literal["autoencoder", "classification", "regression"]
+    task: Literal["autoencoder", "classification", "regression", "equation"]
     train: Split
     validation: Split | None
     test: Split
@@ -136,6 +145,7 @@ class Problem:
     loss: PerSample
     criterion: nn.Module
     metric: Metric
+    terms: Callable[[], dict[str, Term]] | None = None
     weight_decay: float
     suited: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     paper: PaperSettings | None = None
@@ -178,8 +188,13 @@ class Problem:
             initialize(model, name, seed)
         return model
 
+    @property
+    def objective(self) -> nn.Module | dict[str, Term]:
+        """What an optimiser minimises: the loss, or terms of its own."""
+        return self.criterion if self.terms is None else self.terms()
+
     def samples(self, step: int) -> Split:
-        """What a step is given, counted from 0."""
+        """What a step is given, counted from 0, unless terms have it."""
         return self.train if self.fresh is None else self.fresh(step)
 
     def part(self, number: int, count: int) -> "Problem":
@@ -187,8 +202,21 @@ class Problem:
         return self._with_splits(lambda split: _part(split, number, count))
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> "Problem":
-        """The problem with its splits on a device and in a precision; classes stay integers."""
-        return self._with_splits(lambda split: _move(split, device, dtype))
+        """The problem with its splits on a device and in a precision; classes stay integers.
+
+        Raises:
+            ValueError: it has terms, and they are in another precision.
+        """
+        terms = self.terms
+        moved = self._with_splits(lambda split: _move(split, device, dtype))
+        if terms is None:
+            return moved
+        if dtype != self.train[0].dtype:
+            raise ValueError(
+                f"`dtype`: {self.name} is trained in {self.train[0].dtype}, found {dtype}: leave "
+                "it out"
+            )
+        return replace(moved, terms=lambda: {k: _moved(t, device) for k, t in terms().items()})
 
     def _with_splits(self, change: Callable[[Split], Split]) -> "Problem":
         fresh = self.fresh
@@ -237,6 +265,14 @@ def _part(split: Split, number: int, count: int) -> Split:
     if targets is inputs:
         return images_twice(inputs[own])
     return inputs[own], targets[own]
+
+
+def _moved(term: Term, device: torch.device | str) -> Term:
+    points = term.points
+    term.points = (
+        points.to(device) if isinstance(points, Tensor) else tuple(p.to(device) for p in points)
+    )
+    return term
 
 
 def _move(split: Split, device: torch.device | str, dtype: torch.dtype) -> Split:

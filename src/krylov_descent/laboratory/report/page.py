@@ -7,21 +7,30 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import TypeVar
 
 import krylov_descent
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
 from krylov_descent.laboratory.report.charts import chart_json
+from krylov_descent.laboratory.report.fields import Field, field_figure
 from krylov_descent.laboratory.report.pictures import Reconstructions, reconstruction_figure
 from krylov_descent.laboratory.report.reading import read_run
 from krylov_descent.laboratory.report.runs import Comparison, Run, compare
 from krylov_descent.laboratory.report.summary import summarize
-from krylov_descent.laboratory.report.tables import results_table, settings_table, time_bars
+from krylov_descent.laboratory.report.tables import (
+    results_table,
+    settings_table,
+    terms_table,
+    time_bars,
+)
 
 SCRIPTS = ("scales.js", "chart.js", "page.js")
 FOLDERS_NOTE = (
     '<p class="note">A run is recorded under runs/, by its problem, optimiser and seed; --folder '
     "names another place.</p>"
 )
+Picture = Reconstructions | Field
+Shown = TypeVar("Shown", Reconstructions, Field)
 # (heading, HTML); a part without HTML is left out.
 Part = tuple[str, str]
 
@@ -30,7 +39,7 @@ def write_report(
     folders: Sequence[RunFolder],
     path: Path,
     *,
-    reconstructions: Mapping[Path, Reconstructions] | None = None,
+    pictures: Mapping[Path, Picture] | None = None,
 ) -> dict[Path, str]:
     """Write run folders as one HTML page that makes no request when it is opened.
 
@@ -39,21 +48,21 @@ def write_report(
             without a run is shown as missing, a run that has not ended as unfinished, one whose
             record is not whole as damaged.
         path: the page; its folder is made, and a page that is there is replaced.
-        reconstructions: images for the folders (by their path) that have some.
+        pictures: for the folders (by their path) that have some.
 
     Returns:
         what is damaged, by the path of the folder.
 
     Raises:
-        ValueError: no folders, or reconstructions of a folder that is not among them.
+        ValueError: no folders, or pictures of a folder that is not among them.
         RunFolderError: the page cannot be written.
     """
-    images = dict(reconstructions or {})
+    images = dict(pictures or {})
     if not folders:
         raise ValueError("`folders` is empty: name at least one run folder")
     if unknown := set(images) - {folder.path for folder in folders}:
         raise ValueError(
-            f"`reconstructions` has images of {min(map(str, unknown))}, which is not among "
+            f"`pictures` has some of {min(map(str, unknown))}, which is not among "
             "`folders`: use the folders' paths as keys"
         )
     runs = list(map(read_run, folders))
@@ -68,7 +77,7 @@ def write_report(
     return {run.folder.path: run.damaged for run in runs if run.damaged}
 
 
-def _page(comparisons: list[Comparison], images: Mapping[Path, Reconstructions]) -> str:
+def _page(comparisons: list[Comparison], images: Mapping[Path, Picture]) -> str:
     alone = len(comparisons) == 1
     title = comparisons[0].heading if alone else _several(comparisons)
     return Template(_asset("page.html")).substitute(
@@ -93,7 +102,7 @@ def _several(comparisons: list[Comparison]) -> str:
 
 
 def _section(
-    number: int, comparison: Comparison, images: Mapping[Path, Reconstructions], alone: bool
+    number: int, comparison: Comparison, images: Mapping[Path, Picture], alone: bool
 ) -> str:
     """All about one problem; its title is the page's where it is the only one."""
     level = 2 if alone else 3
@@ -119,17 +128,15 @@ def _section(
     )
 
 
-def _parts(comparison: Comparison, images: Mapping[Path, Reconstructions]) -> list[Part]:
+def _parts(comparison: Comparison, images: Mapping[Path, Picture]) -> list[Part]:
     runs = comparison.runs
-    pictures = [
-        (index, run.label, images[run.folder.path])
-        for index, run in enumerate(runs)
-        if run.folder.path in images
-    ]
+    strips, fields = _pictures_of(runs, images, Reconstructions), _pictures_of(runs, images, Field)
     parts = [
         ("Results", results_table(comparison) + _results_note(comparison)),
         ("Convergence", _figure("curves") if any(run.rows for run in runs) else ""),
-        ("Reconstructions", reconstruction_figure(pictures) if pictures else ""),
+        ("Reconstructions", reconstruction_figure(strips) if strips else ""),
+        ("Solution", field_figure(fields) if fields else ""),
+        ("Terms", terms_table(runs)),
         ("Ritz values", _figure("ritz") if any(map(_has_ritz_values, runs)) else ""),
         ("Where the time went", time_bars(runs)),
         ("How to run it again", _commands(runs)),
@@ -141,7 +148,15 @@ def _parts(comparison: Comparison, images: Mapping[Path, Reconstructions]) -> li
     return [(name, html) for name, html in parts if html]
 
 
-def _contents(comparisons: list[Comparison], images: Mapping[Path, Reconstructions]) -> str:
+def _pictures_of(
+    runs: list[Run], images: Mapping[Path, Picture], kind: type[Shown]
+) -> list[tuple[int, str, Shown]]:
+    """The pictures of one kind, each with the index and the label of its run."""
+    found = [(i, run.label, images.get(run.folder.path)) for i, run in enumerate(runs)]
+    return [(i, label, picture) for i, label, picture in found if isinstance(picture, kind)]
+
+
+def _contents(comparisons: list[Comparison], images: Mapping[Path, Picture]) -> str:
     if len(comparisons) == 1:
         links = [(_anchor(1, name), name) for name, _ in _parts(comparisons[0], images)]
     else:

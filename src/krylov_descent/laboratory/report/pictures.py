@@ -1,6 +1,6 @@
 """Reconstructions as PNG strips inside the page.
 
-The encoder is written here: 8-bit grey without filters is a header and one deflated block.
+The encoder is written here: 8-bit pixels without filters are a header and one deflated block.
 """
 
 import base64
@@ -58,11 +58,13 @@ def reconstruction_figure(by_run: list[tuple[int, str, Reconstructions]]) -> str
     return f'<figure class="strips">{"".join(strips)}</figure>'
 
 
-def png(grey: Tensor) -> bytes:
-    """A PNG file of bytes [height, width], 0 for black."""
-    height, width = grey.shape
-    lines = b"".join(b"\0" + bytes(line) for line in grey.to(torch.uint8).tolist())
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+def png(pixels: Tensor) -> bytes:
+    """A PNG file of bytes, [height, width] in grey (0 is black) or [height, width, 3] in colour."""
+    height, width = pixels.shape[:2]
+    rows = pixels.to(torch.uint8).reshape(height, -1).tolist()
+    lines = b"".join(b"\0" + bytes(row) for row in rows)
+    kind_of_colour = 0 if pixels.dim() == 2 else 2
+    header = struct.pack(">IIBBBBB", width, height, 8, kind_of_colour, 0, 0, 0)
     chunks = (b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -70,14 +72,16 @@ def png(grey: Tensor) -> bytes:
     )
 
 
+def image(pixels: Tensor, text: str) -> str:
+    """The HTML of a picture that lies inside the page, and what it shows in words."""
+    source = "data:image/png;base64," + base64.b64encode(png(pixels)).decode()
+    return f'<img src="{source}" alt="{escape(text)}">'
+
+
 def _strip(name: str, note: str, images: Tensor) -> str:
     """One row of the figure: `name` is HTML, `note` is text."""
-    source = "data:image/png;base64," + base64.b64encode(png(_side_by_side(images))).decode()
-    count = min(len(images), MOST_IMAGES)
-    return (
-        f'<div class="strip"><p>{name}<small>{escape(note)}</small></p>'
-        f'<img src="{source}" alt="{count} images"></div>'
-    )
+    picture = image(_side_by_side(images), f"{min(len(images), MOST_IMAGES)} images")
+    return f'<div class="strip"><p>{name}<small>{escape(note)}</small></p>{picture}</div>'
 
 
 def _side_by_side(images: Tensor) -> Tensor:

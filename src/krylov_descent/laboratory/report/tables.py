@@ -102,6 +102,31 @@ def _published_row(comparison: Comparison, row: dict[str, Any], with_times: bool
     return f"<tr>{head}{_cells(cells)}{source}</tr>"
 
 
+def terms_table(runs: list[Run]) -> str:
+    """The terms of each run's objective at its last step; empty where there are none."""
+    found = [(i, run, run.rows[-1]["terms"]) for i, run in enumerate(runs) if _has_terms(run)]
+    names = list(dict.fromkeys(name for _, _, terms in found for name in terms))
+    if not names:
+        return ""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    rows = "".join(
+        f'<tr><th scope="row">{swatch(i)}{escape(run.label)}</th>'
+        + "".join(f"<td>{plain(terms.get(name))}</td>" for name in names)
+        + "</tr>"
+        for i, run, terms in found
+    )
+    note = (
+        '<p class="note">The mean of each term over its points at the start of the last step, '
+        "without its weight.</p>"
+    )
+    table = f'<thead><tr><th scope="col">Run</th>{head}</tr></thead><tbody>{rows}</tbody>'
+    return _scrolling("Terms", f'<table class="results">{table}</table>') + note
+
+
+def _has_terms(run: Run) -> bool:
+    return bool(run.rows) and isinstance(run.rows[-1].get("terms"), dict)
+
+
 def time_bars(runs: Iterable[Run]) -> str:
     """Where each run's time went: a bar of its phases, and what one iteration cost."""
     counted = [(run, phases) for run in runs if (phases := _phases(run))]
