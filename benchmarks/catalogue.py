@@ -1,6 +1,6 @@
 """The parts of the benchmark by name."""
 
-from benchmarks import growth, memory, physics, product, road, soundness, step, target
+from benchmarks import first_net, growth, memory, physics, product, road, soundness, step, target
 from benchmarks.parts import Part
 
 PARTS: dict[str, Part] = {
@@ -8,6 +8,7 @@ PARTS: dict[str, Part] = {
     "memory": memory.PART,
     "step": step.PART,
     "target": target.PART,
+    "first": first_net.PART,
     "road": road.PART,
     "physics": physics.PART,
     "growth": growth.PART,

@@ -21,6 +21,17 @@ def loss_of(net: nn.Module, terms: Terms) -> Tensor:
     return torch.stack(rows).sum()
 
 
+def move(terms: Terms, device: torch.device) -> None:
+    """Put the points of all terms on a device."""
+    for term in terms.values():
+        points = term.points
+        term.points = (
+            points.to(device)
+            if isinstance(points, Tensor)
+            else tuple(tensor.to(device) for tensor in points)
+        )
+
+
 def closure_of(net: nn.Module, terms: Terms) -> Callable[[], Tensor]:
     """What optimisers of torch call: it puts the gradients into `.grad` and returns the loss."""
     parameters = list(net.parameters())

@@ -9,6 +9,7 @@ import torch
 from benchmarks.environment import UnavailableError
 from benchmarks.parts import Section, Setting
 from benchmarks.physics.methods import METHODS
+from benchmarks.physics.objective import move
 from benchmarks.records import read
 from benchmarks.road.methods import Setting as Choice
 from krylov_descent.laboratory.physics.equation import Equation
@@ -77,11 +78,7 @@ def run(problem: Equation, method: str, choice: Choice, seed: int, device: torch
     marks = MARKS[device.type]
     net = problem.make_net(seed).to(device)
     terms = problem.make_terms()
-    for term in terms.values():
-        points = term.points
-        on_device = (points,) if isinstance(points, torch.Tensor) else points
-        moved = tuple(tensor.to(device) for tensor in on_device)
-        term.points = moved[0] if isinstance(points, torch.Tensor) else moved
+    move(terms, device)
     passed, measured, steps, errors = 0.0, 0.0, 0, list[float | None]()
     step = METHODS[method].make(net, terms, choice)
     known, failure = _error(problem, net), None

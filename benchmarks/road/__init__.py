@@ -6,12 +6,18 @@ method with settings tries all of them with one seed, and takes the best one for
 
 from benchmarks.parts import Figure, Part
 from benchmarks.road.running import expected_seconds, measure, names
-from benchmarks.road.tables import demanding_table, is_complete, modest_table, profile
+from benchmarks.road.tables import (
+    brief_table,
+    demanding_table,
+    is_complete,
+    modest_table,
+    profile,
+)
 
 PART = Part(
     sections=names,
     measure=measure,
-    tables={"": demanding_table, "modest": modest_table},
+    tables={"": demanding_table, "modest": modest_table, "brief": brief_table},
     figures={"road-profile": Figure("Performance profile of the road test", profile, is_complete)},
     kept=True,
     seconds=expected_seconds,

@@ -43,6 +43,28 @@ def demanding_table(sections: Sections, device: torch.device) -> str:
     return "\n\n".join(parts) if sections else NOT_MEASURED
 
 
+def brief_table(sections: Sections, device: torch.device) -> str:
+    """KSD beside the fastest of the others, to the demanding losses."""
+    if not sections:
+        return NOT_MEASURED
+    rows = [["problem", "KSD", "fastest other", "its time"]]
+    for problem, by_method in times(sections, "demanding").items():
+        others = {m: seconds for m, seconds in by_method.items() if m not in (DEFAULT, BEST)}
+        best = min(others, key=others.__getitem__, default=None)
+        reached = best is not None and others[best] < math.inf
+        name = METHODS[best].title if best is not None and reached else "none"
+        cells = [_time(by_method[DEFAULT]), name, _time(others[best]) if best else "–"]
+        rows.append([PROBLEMS[problem].title, *cells])
+    environments = [section["environment"] for section in sections.values()]
+    compared = [METHODS[m].title for m in methods_of(device.type) if m not in (DEFAULT, BEST)]
+    caption = (
+        f"Seconds to a demanding training loss, median of {len(SEEDS)} seeds; – was not reached. "
+        f"The others are {', '.join(compared)}, those with a rate with the best of four. "
+        f"{sentence(*environments)}."
+    )
+    return f"{markdown(rows)}\n\n{caption}"
+
+
 def modest_table(sections: Sections, device: torch.device) -> str:
     """Times to the modest losses."""
     return _table(sections, device, "modest") if sections else NOT_MEASURED

@@ -21,6 +21,7 @@ import torch
 
 from krylov_descent.cli import main
 from krylov_descent.laboratory.record import Row, RunFolder
+from tests.cli.asking import Ksd
 from tests.laboratory.example_runs import config, write_run
 from tests.processes import start_ksd
 
@@ -268,6 +269,23 @@ runpy.run_module("krylov_descent", run_name="__main__")
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
+def test_without_its_libraries_the_command_says_what_to_install() -> None:
+    program = """
+import runpy, sys
+class Missing:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise ModuleNotFoundError("No module named 'typer'", name=name)
+sys.meta_path.insert(0, Missing())
+runpy.run_module("krylov_descent", run_name="__main__")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == 'ksd: typer is not installed: pip install "krylov-descent[lab]"\n'
+
+
 def test_a_second_interruption_ends_it_at_once(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     slow = ["train", "curves", "--small", "--set", "dimension=2000", "--folder", str(folder)]
@@ -284,6 +302,36 @@ def test_a_second_interruption_ends_it_at_once(tmp_path: Path) -> None:
     assert len(numbers(folder)) == 1
     assert "Ended at once; what the last checkpoint holds is saved." in log.read_text()
     assert f"To go on: ksd train --resume {folder}" in log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_end_a_run_like_ctrl_c(tmp_path: Path, number: int) -> None:
+    folder, log = tmp_path / "run", tmp_path / "log"
+    process = start_ksd(*training("ksd", folder, steps=ENDLESS), log=log)
+    wait_for(has_rows(folder, 2))
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    assert finish(process) == 130
+    assert "Interrupted and saved at iteration" in log.read_text()
+    done = RunFolder(folder).rows()[-1]["iteration"]
+    assert torch.load(folder / "checkpoint.pt")["iteration"] == done
+
+
+def test_a_run_that_is_under_way_is_left_alone(tmp_path: Path, ksd: Ksd) -> None:
+    folder, log = tmp_path / "run", tmp_path / "log"
+    process = start_ksd(*training("ksd", folder, steps=ENDLESS), log=log)
+    wait_for(has_rows(folder, 2))
+    sentence = ksd("train", "--resume", str(folder)).sentence
+    assert f"{folder} is being written by process {process.pid} on " in sentence
+    assert sentence.endswith("wait for it, end it, or choose another --folder")
+    process.kill()
+    process.join()
+    rows = RunFolder(folder).rows()
+    assert [row["iteration"] for row in rows] == list(range(len(rows)))
+    # The lock of a process that was killed is nobody's.
+    steps = len(rows) + 1
+    assert finish(start_ksd(*resuming(folder, steps=steps), log=log)) == 0, log.read_text()
+    assert not (folder / "lock").exists()
 
 
 def test_an_interrupted_comparison_goes_on_by_the_same_command(tmp_path: Path) -> None:

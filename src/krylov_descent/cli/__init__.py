@@ -24,6 +24,10 @@ try:
     from krylov_descent.runtime.torchrun import under_torchrun
 except KeyboardInterrupt:  # they take seconds, in which a person may think again
     sys.exit(128 + signal.SIGINT)
+except ModuleNotFoundError as missing:
+    if missing.name is None or missing.name.startswith("krylov_descent"):
+        raise
+    sys.exit(f'ksd: {missing.name} is not installed: pip install "krylov-descent[lab]"')
 
 EXPECTED = (
     CheckpointError,

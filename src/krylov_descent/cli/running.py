@@ -3,7 +3,7 @@
 import shlex
 import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import torch
@@ -26,8 +26,11 @@ from krylov_descent.laboratory.runs import (
 from krylov_descent.laboratory.training import Ending, Training
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
 from krylov_descent.runtime.ranks import Ranks
+from krylov_descent.runtime.torchrun import under_torchrun
 
 EXIT_INTERRUPTED = 130
+# Signals that end a run like Ctrl-C; Windows lacks the second.
+ENDS = ("SIGTERM", "SIGHUP")
 CHECKPOINT_SECONDS = 30.0
 
 console, complaints = Console(), Console(stderr=True)
@@ -139,22 +142,32 @@ def resume_command(target: RunFolder) -> str:
 
 
 class _InterruptAtTheEnd:
-    """Ctrl-C ends the run after the iteration under way; a second one ends it at once."""
+    """Ctrl-C ends the run after the iteration under way; a second one ends it at once.
+
+    So do SIGTERM and the end of the terminal, but under torchrun, which ends processes that have
+    lost another one.
+    """
 
     def __init__(self, training: Training) -> None:
         self._training = training
+        self._signals = [signal.SIGINT]
+        if not under_torchrun():
+            self._signals += [getattr(signal, name) for name in ENDS if hasattr(signal, name)]
 
     def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGINT, self._interrupt)
+        self._before = [signal.signal(number, self._interrupt) for number in self._signals]
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in zip(self._signals, self._before, strict=True):
+            signal.signal(number, handler)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._training.interrupted = True
-        # Not the handler of before, which ignores it where a shell began this in the background.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        complaints.print("\nEnding after this iteration; Ctrl-C again ends it at once.")
+        # Not the handlers of before, which ignore it where a shell began this in the background.
+        for each in self._signals:
+            signal.signal(each, signal.default_int_handler)
+        with suppress(OSError):  # the terminal may be gone
+            complaints.print("\nEnding after this iteration; Ctrl-C again ends it at once.")
 
 
 def show_outcomes(problem: Problem, folders: Iterable[RunFolder]) -> None:

@@ -25,9 +25,16 @@ def fit_yardstick(
         ValueError: it cannot be fitted to the problem.
         RunFolderError: the folder holds another run, or cannot be written.
     """
-    yardstick = YARDSTICKS[settings.optimizer]
-    yardstick.check(problem, settings.optimizer_options)
-    config = describe(settings, problem, folder)
+    YARDSTICKS[settings.optimizer].check(problem, settings.optimizer_options)
+    folder.take()
+    try:
+        return _fit(settings, problem, folder, resume=resume)
+    finally:
+        folder.release()
+
+
+def _fit(settings: RunSettings, problem: Problem, folder: RunFolder, *, resume: bool) -> Ending:
+    yardstick, config = YARDSTICKS[settings.optimizer], describe(settings, problem, folder)
     if resume:
         check_same(folder, settings)
         folder.go_on(config)

@@ -4,6 +4,7 @@ config.json       the full configuration, with versions and device
 metrics.jsonl     one line per iteration
 checkpoint.pt     everything needed to go on exactly
 outcome.json      how it ended
+lock              who writes here, while someone does
 """
 
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from krylov_descent.laboratory import folder_lock
 from krylov_descent.laboratory.checkpoint import CheckpointError
 
 Row = dict[str, Any]
@@ -55,6 +57,27 @@ class RunFolder:
         """Whether the run has ended, other than by an interruption."""
         outcome = self.outcome()
         return outcome is not None and outcome["ending"] != INTERRUPTED
+
+    def take(self) -> None:
+        """Keep other processes from writing here until `release`, or the end of this process.
+
+        Raises:
+            RunFolderError: another process is at it, or the folder cannot be written.
+        """
+        try:
+            with explained(f"the run folder {self.path} cannot be written"):
+                folder_lock.take(self.path)
+        except RunFolderError as problem:
+            if isinstance(problem.__cause__, folder_lock.FolderInUseError):
+                raise RunFolderError(
+                    f"{self.path} is being written by {problem.__cause__}: wait for it, end it, or "
+                    "choose another --folder"
+                ) from problem
+            raise
+
+    def release(self) -> None:
+        """Let other processes write here again."""
+        folder_lock.release(self.path)
 
     def begin(self, config: dict[str, Any]) -> None:
         """Start a new run here.

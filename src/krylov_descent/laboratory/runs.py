@@ -190,9 +190,15 @@ def prepare(
         checkpoint_seconds=checkpoint_seconds,
     )
     config = describe(settings, problem, folder) | {"ranks": ranks.size, "launch": launch}
-    going_on = training.resume() if resume else False
     if ranks.leads:
-        folder.go_on(config) if resume else folder.begin(config)
+        folder.take()  # the training gives it back
+    try:
+        going_on = training.resume() if resume else False
+        if ranks.leads:
+            folder.go_on(config) if resume else folder.begin(config)
+    except BaseException:
+        folder.release()
+        raise
     if not going_on:
         start = problem.make_model(
             settings.seed, settings.initialization, *where, report=on_pretraining

@@ -147,6 +147,12 @@ class Training:
 
     def run(self) -> Ending:
         """Train until a limit; the model ends with the parameters of the last iteration."""
+        try:
+            return self._run()
+        finally:
+            self.folder.release()
+
+    def _run(self) -> Ending:
         if not self._rows:
             self._record(None, 0.0)
             self.save()
