@@ -67,7 +67,7 @@ def run(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         passed += time.perf_counter() - started
-        if passed > (1 + RESOLUTION) * measured:
+        if passed > (1 + RESOLUTION) * measured or passed >= seconds:
             measured = passed
             curve.append((round(passed, 4), float(f"{error(net):.3g}")))
     return curve

@@ -109,7 +109,7 @@ def test_the_picture_of_a_run_shows_the_solution_and_the_net(tmp_path: Path) -> 
     torch.testing.assert_close(found.solution, exact)
     best = min(row["validation"] for row in folder.rows())
     off = (found.outputs - exact).norm() / exact.norm()
-    assert float(off) == pytest.approx(best, rel=0.1)
+    assert float(off) == pytest.approx(best, rel=0.2)
     page = tmp_path / "report.html"
     write_report([folder], page, pictures={folder.path: found})
     text = page.read_text()
