@@ -14,8 +14,9 @@ from benchmarks.environment import sentence
 from benchmarks.figures import Line, draw
 from benchmarks.parts import NOT_MEASURED, Figure, Part, Section, Sections, Setting, markdown
 from benchmarks.physics.methods import METHODS
-from benchmarks.physics.objective import Terms, move
+from benchmarks.physics.objective import Terms
 from benchmarks.road.methods import Setting as Choice
+from krylov_descent.laboratory.physics.equation import on_device
 
 README = Path(__file__).parents[1] / "README.md"
 CHOSEN = ("ksd", "lbfgs", "adam", "hf")
@@ -57,9 +58,7 @@ def run(
 ) -> list[tuple[float, float]]:
     """(seconds, error) along a training."""
     net, terms = net_and_terms()
-    net.to(device)
-    move(terms, device)
-    step = METHODS[method].make(net, terms, choice)
+    step = METHODS[method].make(net.to(device), on_device(terms, device), choice)
     passed, measured, curve = 0.0, 0.0, [(0.0, error(net))]
     while passed < seconds:
         started = time.perf_counter()

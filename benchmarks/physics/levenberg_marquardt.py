@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from benchmarks.physics.objective import Terms, loss_of, recorded
 
-# Of the damping relative to the largest eigenvalue, at first, from trial to trial, and at most.
+# The damping relative to the 1-norm of the matrix: at first, the factor between two trials, and the
+# range.
 FIRST, FACTOR, LEAST, MOST = 1e-3, 3.0, 1e-15, 1e3
 
 
@@ -48,7 +49,7 @@ class SampleWeights:
 
 
 def jacobian_of(net: nn.Sequential, terms: Terms) -> tuple[Tensor, Tensor]:
-    """J [rows, n] and r [rows] of all residuals, each an [N_t, …] tensor of squared errors."""
+    """J [rows, n] and r [rows], with a row for each residual at each point of each term."""
     rows: list[Tensor] = []
     residuals: list[Tensor] = []
     for term in terms.values():
@@ -97,9 +98,9 @@ class LevenbergMarquardt:
         with torch.enable_grad():
             self._linearize()
         jacobian, residuals = self._jacobian, self._residuals
-        few = jacobian.shape[1] <= jacobian.shape[0]
-        matrix = jacobian.T @ jacobian if few else jacobian @ jacobian.T
-        right = jacobian.T @ residuals if few else residuals
+        tall = jacobian.shape[1] <= jacobian.shape[0]
+        matrix = jacobian.T @ jacobian if tall else jacobian @ jacobian.T
+        right = jacobian.T @ residuals if tall else residuals
         scale = float(torch.linalg.matrix_norm(matrix, 1))
         theta, start = self._vector(), float(residuals @ residuals) / 2
         tried: dict[float, tuple[float, Tensor]] = {}
@@ -110,7 +111,7 @@ class LevenbergMarquardt:
                 damped.diagonal().add_(damping * scale)
                 factor, failed = torch.linalg.cholesky_ex(damped)
                 solution = torch.cholesky_solve(right[:, None], factor)[:, 0]
-                point = theta - (solution if few else jacobian.T @ solution)
+                point = theta - (solution if tall else jacobian.T @ solution)
                 value = math.inf if failed else self._value(point)
                 tried[damping] = (value if math.isfinite(value) else math.inf, point)
             return tried[damping][0]

@@ -21,32 +21,24 @@ def loss_of(net: nn.Module, terms: Terms) -> Tensor:
     return torch.stack(rows).sum()
 
 
-def move(terms: Terms, device: torch.device) -> None:
-    """Put the points of all terms on a device."""
-    for term in terms.values():
-        points = term.points
-        term.points = (
-            points.to(device)
-            if isinstance(points, Tensor)
-            else tuple(tensor.to(device) for tensor in points)
-        )
-
-
 def closure_of(net: nn.Module, terms: Terms) -> Callable[[], Tensor]:
     """What optimisers of torch call: it puts the gradients into `.grad` and returns the loss."""
     parameters = list(net.parameters())
     place = parameters[0].new_empty(())
+    gradients: list[Tensor] = []
 
     def evaluate() -> None:
         loss = loss_of(net, terms)
-        for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            p.grad = gradient
+        gradients[:] = torch.autograd.grad(loss, parameters)
         place.copy_(loss.detach())
 
     run = recorded(evaluate, place.device)
 
     def closure() -> Tensor:
         run()
+        # Each time: a recording writes to its own tensors, and a net may have two recordings.
+        for p, gradient in zip(parameters, gradients, strict=True):
+            p.grad = gradient
         return place.clone()
 
     return closure

@@ -9,10 +9,9 @@ import torch
 from benchmarks.environment import UnavailableError
 from benchmarks.parts import Section, Setting
 from benchmarks.physics.methods import METHODS
-from benchmarks.physics.objective import move
 from benchmarks.records import read
 from benchmarks.road.methods import Setting as Choice
-from krylov_descent.laboratory.physics.equation import Equation
+from krylov_descent.laboratory.physics.equation import Equation, on_device
 from krylov_descent.laboratory.physics.equations import EQUATIONS
 
 SEEDS = (0, 1, 2)
@@ -77,8 +76,7 @@ def run(problem: Equation, method: str, choice: Choice, seed: int, device: torch
     """Train for the time; the errors [marks] are those of the last step before each mark."""
     marks = MARKS[device.type]
     net = problem.make_net(seed).to(device)
-    terms = problem.make_terms()
-    move(terms, device)
+    terms = on_device(problem.make_terms(), device)
     passed, measured, steps, errors = 0.0, 0.0, 0, list[float | None]()
     step = METHODS[method].make(net, terms, choice)
     known, failure = _error(problem, net), None

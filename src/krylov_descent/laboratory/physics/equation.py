@@ -82,6 +82,15 @@ class Equation:
             return float((net(points) - truth).norm() / truth.norm())
 
 
+def on_device(terms: dict[str, Term], device: torch.device | str) -> dict[str, Term]:
+    """The terms, which have no data, with their points on a device; they are changed in place."""
+    for term in terms.values():
+        points = term.points
+        one = isinstance(points, Tensor)
+        term.points = points.to(device) if one else tuple(part.to(device) for part in points)
+    return terms
+
+
 def drawn(count: int, low: Sequence[float], high: Sequence[float], seed: int = 0) -> Tensor:
     """Random points [count, d] in a box, the same at each call."""
     generator = torch.Generator().manual_seed(1000 * count + seed)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from krylov_descent.laboratory.choices import unknown_name
 from krylov_descent.laboratory.initialization import INITIALIZATIONS, initialize
+from krylov_descent.laboratory.physics.equation import on_device
 from krylov_descent.laboratory.rbm import Report
 from krylov_descent.objective.term import Term
 
@@ -216,7 +217,7 @@ class Problem:
                 f"`dtype`: {self.name} is trained in {self.train[0].dtype}, found {dtype}: leave "
                 "it out"
             )
-        return replace(moved, terms=lambda: {k: _moved(t, device) for k, t in terms().items()})
+        return replace(moved, terms=lambda: on_device(terms(), device))
 
     def _with_splits(self, change: Callable[[Split], Split]) -> "Problem":
         fresh = self.fresh
@@ -265,14 +266,6 @@ def _part(split: Split, number: int, count: int) -> Split:
     if targets is inputs:
         return images_twice(inputs[own])
     return inputs[own], targets[own]
-
-
-def _moved(term: Term, device: torch.device | str) -> Term:
-    points = term.points
-    term.points = (
-        points.to(device) if isinstance(points, Tensor) else tuple(p.to(device) for p in points)
-    )
-    return term
 
 
 def _move(split: Split, device: torch.device | str, dtype: torch.dtype) -> Split:
