@@ -51,8 +51,8 @@ DEFAULT, BEST = "ksd", "ksd-grid"
 METHODS: dict[str, Method] = {
     DEFAULT: Method("KSD"),
     BEST: Method("KSD, best of a grid", GRID),
+    # Nothing is regularised here, so AdamW would be Adam.
     "adam": Method("Adam", RATES),
-    "adamw": Method("AdamW", RATES),
     "soap": Method("SOAP", RATES, "pytorch_optimizer"),
     # Its products are in bfloat16, which many CPUs only emulate.
     "muon": Method("Muon", RATES, gpu_only=True),

@@ -42,10 +42,11 @@ def measure(section: str, setting: Setting) -> Section:
     problem, device = PROBLEMS[name], setting.device
     course = COURSES[device.type][name]
     _warm_up(method, name, device)
-    runs = [
-        run(problem, method, choice, course, SEEDS[0], device)
-        for choice in METHODS[method].settings
-    ]
+    runs: list[Section] = []
+    for choice in METHODS[method].settings:
+        # A setting that takes longer than another one to the demanding loss is not chosen.
+        limit = min((order(found)[0] for found in runs), default=math.inf)
+        runs.append(run(problem, method, choice, course, SEEDS[0], device, limit=limit))
     best = min(runs, key=order)
     runs += [run(problem, method, best["setting"], course, seed, device) for seed in SEEDS[1:]]
     chosen = [found for found in runs if found["setting"] == best["setting"]]
@@ -81,8 +82,20 @@ def run(
     course: Course,
     seed: int,
     device: torch.device,
+    *,
+    limit: float = math.inf,
 ) -> Section:
-    """Train until the demanding loss is reached, nothing is left to gain, or the time is over."""
+    """Train until the demanding loss is reached, nothing is left to gain, or the time is over.
+
+    Args:
+        problem: what is trained.
+        method: by which name.
+        choice: its setting.
+        course: the time, over which learning rates fall to 0, and the losses to reach.
+        seed: of the start.
+        device: where.
+        limit: seconds after which the run is given up.
+    """
     task = problem.make(device.type, seed).to(device)
     passed, measured, steps, refused, most, ended = 0.0, 0.0, 0, 0, 0, False
     loss = task.value()
@@ -90,7 +103,8 @@ def run(
     reached: dict[str, float | None] = dict.fromkeys(LEVELS)
     try:
         step = methods.stepper(method, problem, task, choice, course.seconds, seed)
-        while passed < course.seconds and not ended and reached["demanding"] is None:
+        end = min(course.seconds, limit)
+        while passed < end and not ended and reached["demanding"] is None:
             started = time.perf_counter()
             was_refused, ended = step(max(0.0, 1 - passed / course.seconds))
             if device.type == "cuda":
@@ -99,7 +113,7 @@ def run(
             steps, refused = steps + 1, refused + 1 if was_refused else 0
             most = most if ended else max(most, refused)
             ended = ended and was_refused
-            if passed < measured * (1 + RESOLUTION) and passed < course.seconds and not ended:
+            if passed < measured * (1 + RESOLUTION) and passed < end and not ended:
                 continue
             measured, loss = passed, task.value()
             curve.append((round(passed, 4), loss))

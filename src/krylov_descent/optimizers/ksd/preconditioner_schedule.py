@@ -8,8 +8,8 @@ layers correct the error at once.
 
 "auto" chooses Kronecker factors where most parameters have them, and where they are cheap beside
 the products of a step and fit the memory for activations; elsewhere the diagonal, or its square
-root for a forward pass that differentiates. It chooses at the first step, and the choice is an
-entry of a parameter group.
+root for a forward pass that differentiates and for convolutional and recurrent nets. It chooses at
+the first step, and the choice is an entry of a parameter group.
 """
 
 from collections.abc import Sequence
@@ -44,9 +44,10 @@ MULTIPLICATIONS = 3  # of a gradient, for each parameter and sample
 MOST_COST = 4
 
 # The exponent of the diagonal for nets whose forward pass differentiates, as physics-informed nets
-# do. Between 1 and 0 (the identity) neither is best everywhere; for other nets 1 is best
-# (`results/trials/spending.json`).
-ROOT = 0.5
+# do, and for nets with fewer parameters in Linear layers than this part, as convolutional and
+# recurrent nets have. Between 1 and 0 (the identity) neither is best everywhere; for other nets 1 is
+# best (`results/trials/spending.json`, `results/trials/exponents.json`).
+ROOT, FEW_LINEAR = 0.5, 0.4
 
 CHOICE = "preconditioner_choice"
 NOT_YET, KRONECKER, DIAGONAL, ROOT_OF_DIAGONAL = range(4)  # what "auto" chose
@@ -148,11 +149,19 @@ def _choice(factors: KroneckerFactors, objective: Objective, batches: Sequence[B
     with ranks.own_work():
         if own:  # a rank without samples has no vote
             suit = _suit(factors, objective, batches, samples)
-            votes = [float(not suit), float(objective.findings.forward_differentiates)]
+            root = objective.findings.forward_differentiates or (
+                _in_linear_layers(factors, objective) < FEW_LINEAR * objective.parameters.numel
+            )
+            votes = [float(not suit), float(root)]
     against, for_root = ranks.sum_numbers(torch.tensor(votes, dtype=torch.float64)).tolist()
     if for_root:
         return ROOT_OF_DIAGONAL
     return DIAGONAL if against else KRONECKER
+
+
+def _in_linear_layers(factors: KroneckerFactors, objective: Objective) -> int:
+    """How many weights can have factors."""
+    return sum(place.inputs * place.outputs for place in factors.trusted_places(objective))
 
 
 def _suit(
@@ -170,7 +179,6 @@ def _suit(
     """
     parameters, places = objective.parameters, factors.trusted_places(objective)
     sides = [(place.inputs, place.outputs) for place in places]
-    size = sum(p * q for p, q in sides)
     squares = sum(p**2 + q**2 for p, q in sides)
     cubes = sum(p**3 + q**3 for p, q in sides)
     directions = sum(p * q * (p + q) for p, q in sides)
@@ -179,7 +187,9 @@ def _suit(
     products = MULTIPLICATIONS * PRODUCT * USUAL_DIRECTIONS * samples * parameters.numel
     numbers = USUAL_DIRECTIONS * parameters.numel + 4 * squares
     memory = numbers * torch.finfo(parameters.dtype).bits // 8
-    if size < LEAST_PART * parameters.numel or cost > MOST_COST * products:
+    if _in_linear_layers(factors, objective) < LEAST_PART * parameters.numel:
+        return False
+    if cost > MOST_COST * products:
         return False
     if memory > objective.activation_memory:
         return False
