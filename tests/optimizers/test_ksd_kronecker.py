@@ -250,7 +250,7 @@ class Stepping(nn.Module):
         (net(), margins, {}, DIAGONAL),
         (net(), nn.CrossEntropyLoss(), {"activation_memory": 500, "micro_batch": 60}, DIAGONAL),
         (nn.Sequential(nn.Linear(4, 2000), nn.Linear(2000, 3)), nn.MSELoss(), {}, DIAGONAL),
-        (Stepping(), nn.CrossEntropyLoss(), {}, DIAGONAL),
+        (Stepping(), nn.CrossEntropyLoss(), {}, ROOT_OF_DIAGONAL),
     ],
     ids=["linear layers", "no root", "little memory", "wide layers", "no linear layers"],
 )

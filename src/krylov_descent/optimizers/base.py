@@ -281,6 +281,9 @@ class DataOptimizer(StateVectors):
         except BaseException:
             self._restore(before)
             raise
+        finally:
+            # The other engine refers to the objective: a cycle of references would keep its memory.
+            self.objective.engine = self._plain_engine
         self.param_groups[0]["steps"] = self.steps + 1
 
     def _make_step(self, iterate: Callable[[Objective], StepResult], **given: Any) -> StepResult:

@@ -1,5 +1,7 @@
 """What is run once before it is recorded as a CUDA graph, and what is left of a failure."""
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -143,3 +145,40 @@ def test_what_cannot_be_recorded_leaves_random_numbers_as_they_were() -> None:
     torch.manual_seed(3)
     fail_to_record(engine, batch)
     torch.testing.assert_close(torch.rand(4, device="cuda"), expected)
+
+
+def test_a_recording_that_runs_out_of_memory_is_ended() -> None:
+    """CUDA ends it without torch's knowledge, and there may be no memory for anything else."""
+
+    def part(network: Network, batch: Batch) -> Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            torch.empty(1 << 50, device="cuda")
+        return network.sample_losses(batch, eager=True).detach()
+
+    engine, batch = some_engine(), small_batch()
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.graphs.load("part", part, batch)
+    torch.testing.assert_close(torch.ones(3, device="cuda").sum().item(), 3.0)
+    torch.rand(3, device="cuda")
+
+
+def test_an_optimizer_gives_its_memory_back_when_nobody_uses_it() -> None:
+    """At once: the garbage collector does not know how much memory a recording has."""
+
+    def train() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 20)).cuda()
+        inputs = torch.rand(3000, 20, device="cuda")
+        optimizer = KSD(model, nn.MSELoss())
+        for _ in range(3):
+            optimizer.step((inputs, inputs))
+
+    train()  # libraries take memory at first
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    gc.disable()
+    try:
+        train()
+        assert torch.cuda.memory_allocated() <= before
+    finally:
+        gc.enable()

@@ -1,5 +1,7 @@
 """A basis by recordings: launched before its gradient is read, in the same place at every step."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 
 from krylov_descent import KSD, Status, StepResult
 from krylov_descent.cuda.graphs.capture import Recorded
+from krylov_descent.cuda.graphs.record_basis import RecordedSpace
 from tests.engines import RECORDING, check_alike, device_of, engine_of, record_on_tape, use
 from tests.optimizers.nets import classes, net
 from tests.preconditioners import at_once
@@ -120,6 +123,23 @@ def test_a_basis_is_recorded_once(engine: str) -> None:
         optimizer.step(data)
         held.append(engine_of(optimizer).graphs._held[BASIS])
     assert all(one is held[0] for one in held[1:])
+
+
+@pytest.mark.parametrize("engine", RECORDING)
+def test_recordings_that_are_dropped_are_gone_at_once(engine: str) -> None:
+    """A GPU's memory would wait for the garbage collector otherwise."""
+    optimizer = use(engine, KSD(net().to(device_of(engine)), nn.CrossEntropyLoss(), **SMALL))
+    data = tuple(tensor.to(device_of(engine)) for tensor in classes(60))
+    for _ in range(2):
+        optimizer.step(data)
+    graphs = engine_of(optimizer).graphs
+    (gone,) = (weakref.ref(held) for held in graphs._held[BASIS] if isinstance(held, RecordedSpace))
+    gc.disable()
+    try:
+        graphs.clear()
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def linear() -> nn.Module:

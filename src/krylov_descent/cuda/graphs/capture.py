@@ -5,6 +5,7 @@ share with another recording.
 """
 
 import functools
+import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -204,7 +205,9 @@ def capture_graph(
         try:
             return capture()
         except torch.OutOfMemoryError:
-            # A recording has its own memory pool and cannot use the blocks that torch caches.
+            # A recording has its own memory pool and cannot use the blocks that torch caches, nor
+            # those of recordings that nobody uses and the garbage collector has not seen yet.
+            gc.collect()
             torch.cuda.empty_cache()
             return capture()
 
@@ -220,11 +223,17 @@ def _may_be_recorded_at_once(network: Network) -> bool:
     return in_float32 and network.is_plain and is_on_tensor_cores(network)
 
 
-def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-    """End a recording that failed."""
+def _give_up(graph: torch.cuda.CUDAGraph, pool: Any, number: Tensor) -> None:
+    """End a recording that failed, perhaps because there is no memory left.
+
+    Args:
+        graph: of the recording.
+        pool: its memory.
+        number: a tensor for the recording to write to: torch warns of an empty graph.
+    """
     try:
         with suppress(RuntimeError):
-            torch.zeros(1, device="cuda")  # torch warns of an empty graph
+            number.zero_()
         graph.capture_end()
     except RuntimeError:
         # CUDA had ended the capture without torch noticing. Torch still allocates from the pool,
@@ -234,7 +243,7 @@ def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         with suppress(RuntimeError):
             other = torch.cuda.CUDAGraph()
             other.capture_begin(capture_error_mode="thread_local")
-            torch.zeros(1, device="cuda")
+            number.zero_()
             other.capture_end()
 
 
@@ -249,6 +258,7 @@ def _captured(
     Emptying the cache takes a fifth of a second, as long as the recording of a small part.
     """
     graph, pool = torch.cuda.CUDAGraph(), pool or torch.cuda.graph_pool_handle()
+    number = torch.empty(1, device="cuda")
     # Garbage collection may synchronise or free GPU memory, which would end the capture.
     with torch.cuda.stream(side), collector_paused:
         # "thread_local" lets the threads of data loaders copy to the device meanwhile.
@@ -257,7 +267,7 @@ def _captured(
             with recorded_operations(products()) as known, all_joined():
                 result = function()
         except BaseException:
-            _give_up(graph, pool)
+            _give_up(graph, pool, number)
             raise
         graph.capture_end()
     return Recorded(graph, result, pool, known)

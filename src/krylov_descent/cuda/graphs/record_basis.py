@@ -123,10 +123,11 @@ class RecordedSpace:
         self._linearization = RecordedLinearization(
             curvature, batch, capture, network, split_preconditioner
         )
-        parameters, curved = network.parameters, self._linearization.product
+        # Not `self`: a cycle of references would keep the graph's memory after the last use.
+        parameters, curved, scale = network.parameters, self._linearization.product, self._scale
 
         def product(v: Tensor) -> Tensor:
-            return parameters.scale_and_add_decay(curved(v), self._scale, v)
+            return parameters.scale_and_add_decay(curved(v), scale, v)
 
         basis, placement = CountedBasis(slots), Alone(len(self._gradient))
         # The recordings read its tensors, and do not keep them.

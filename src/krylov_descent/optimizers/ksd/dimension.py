@@ -10,9 +10,13 @@ Where the model nearly keeps its promise, this looks too short a way ahead: on a
 one basis of 2k directions goes further than two of k. There the number grows as well, and fast
 where the model is exact.
 
+Before Kronecker factors replace the diagonal, the number stays moderate unless the model is right:
+after a given number of steps the factors do better with few directions than many without them.
+
 The current number is an entry of a parameter group, so that a resumed run continues identically.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -66,6 +70,7 @@ def learn(
     work: Sequence[float],
     *,
     most: int,
+    enough: float = math.inf,
 ) -> str:
     """Choose the number of directions of the next step, and return why in a sentence.
 
@@ -77,6 +82,7 @@ def learn(
         decrease: by the step.
         work: of a step with 1, 2, ... directions, as many as the subspace has or more.
         most: the largest number of directions, unless it is less than `USUAL`.
+        enough: beyond it the number does not grow merely because its directions were worth it.
     """
     now = group[DIRECTIONS]
     made = sum(row < now for row in subspace.kept)  # the others are previous steps
@@ -89,7 +95,8 @@ def learn(
     elif KEPT[0] * promised[-1] < decrease < KEPT[1] * promised[-1]:
         wanted, why = GROWTH * now, "the quadratic model nearly kept its promise"
     elif best > NEARLY_ALL * made:
-        wanted, why = GROWTH * now, "the last directions were worth their products"
+        wanted = min(GROWTH * now, max(now, enough))
+        why = "the last directions were worth their products"
     else:
         wanted, why = max(best, now / GROWTH), f"{best} of {made} directions would have been best"
     if made < now:  # the Krylov space is exhausted

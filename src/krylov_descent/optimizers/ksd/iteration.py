@@ -255,6 +255,7 @@ class Iteration:
                 for k in rows
             ],
             most=longest_basis(self._objective),
+            enough=directions.USUAL if self._schedule.awaits_factors(group) else math.inf,
         )
         account.note(dimension_reason=reason)
 

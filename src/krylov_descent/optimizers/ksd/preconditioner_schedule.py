@@ -45,8 +45,8 @@ MOST_COST = 4
 
 # The exponent of the diagonal for nets whose forward pass differentiates, as physics-informed nets
 # do, and for nets with fewer parameters in Linear layers than this part, as convolutional and
-# recurrent nets have. Between 1 and 0 (the identity) neither is best everywhere; for other nets 1 is
-# best (`results/trials/spending.json`, `results/trials/exponents.json`).
+# recurrent nets have. Between 1 and 0 (the identity) neither is best everywhere; for other nets 1
+# is best (`results/trials/spending.json`, `results/trials/exponents.json`).
 ROOT, FEW_LINEAR = 0.5, 0.4
 
 CHOICE = "preconditioner_choice"
@@ -84,6 +84,15 @@ class PreconditionerSchedule:
     def can_be_made_again(self) -> bool:
         """Whether D depends on one step's samples alone, so that a step may compute it twice."""
         return type(self.current) in OWN
+
+    def awaits_factors(self, group: dict[str, Any]) -> bool:
+        """Whether later steps will have Kronecker factors in place of the diagonal.
+
+        Args:
+            group: the parameter group with the choice of "auto".
+        """
+        has_factors = isinstance(self.last, KroneckerFactors) and self.current is not self.last
+        return has_factors and (not self._chooses or group[CHOICE] == KRONECKER)
 
     @property
     def learners(self) -> list[object]:

@@ -13,9 +13,10 @@ PRODUCT = 1.25
 # launching its operations takes longer than running them. On a CPU this is measured in
 # results/trials/small_sets.json (`product_by_samples`), on a GPU in results/trials/spending.json.
 CPU_OVERHEAD, GPU_OVERHEAD = 25_000_000, 2_000_000_000
-# Reading a row of the basis takes as long as the gradients of so many samples. Estimated from the
-# speed of memory, by which reading is bound, and that of arithmetic.
-CPU_ROW, GPU_ROW = 3, 10
+# Reading a row of the basis takes as long as the gradients of so many samples. On a CPU estimated
+# from the speed of memory, by which reading is bound, and that of arithmetic; on a GPU measured
+# with tf32 (`basis_by_rows` in results/trials/spending.json).
+CPU_ROW, GPU_ROW = 3, 25
 # How often a row is read: for each later direction, and for each evaluation.
 FOR_DIRECTION, FOR_EVALUATION = 3, 2
 
