@@ -70,7 +70,7 @@ class KroneckerFactors:
         ValueError: `after` is negative.
     """
 
-    def __init__(self, epsilon: float = 1e-5, *, after: int = 20) -> None:
+    def __init__(self, epsilon: float = 1e-5, *, after: int = 10) -> None:
         check_whole(after=after)
         if after < 0:
             raise ValueError(f"`after` must be at least 0, found {after}")

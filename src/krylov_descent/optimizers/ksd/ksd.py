@@ -31,7 +31,7 @@ class KSD(KSDState):
         dimension: K, the dimension of the Krylov subspace. "auto" begins with 8, and each step
             chooses K of the next by the decrease that directions bring for their work.
         curvature: "gauss-newton", "hessian" or "fisher".
-        preconditioner: "kronecker" (see `KroneckerFactors`; used after 20 steps with the diagonal),
+        preconditioner: "kronecker" (see `KroneckerFactors`; used after 10 steps with the diagonal),
             "fisher-diagonal", "identity", or an object with the `Preconditioner` protocol. "auto"
             takes Kronecker factors if they can be had and are cheap, and else the diagonal, or its
             root for convolutional and recurrent nets and a forward pass that differentiates.
