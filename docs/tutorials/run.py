@@ -25,8 +25,10 @@ def main() -> None:
     for page in sorted(FOLDER.glob("*.md")):
         text = page.read_text(encoding="utf-8")
         printed = io.StringIO()
-        style = {"svg.hashsalt": page.stem, "svg.fonttype": "none"}
-        with contextlib.redirect_stdout(printed), mpl.rc_context(style):
+        with (
+            contextlib.redirect_stdout(printed),
+            mpl.rc_context({"svg.hashsalt": page.stem, "svg.fonttype": "none"}),
+        ):
             exec("\n".join(CODE.findall(text)), {"__name__": page.stem})
         torch.set_default_dtype(torch.float32)
         page.write_text(OUTPUT.sub(printed.getvalue(), text, count=1), encoding="utf-8")
