@@ -1,16 +1,27 @@
-"""The code on the how-to pages and in the README runs as it is."""
+"""The code on the tutorials, the how-to pages and in the README runs as it is."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "howto").glob("*.md"))
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+SHOWN = re.compile(r"```text\n(.*?)```", re.DOTALL)
+COMMAND = re.compile(r"^(?:\$ )?(ksd [^#\n]*)", re.MULTILINE)
+NUMBER = re.compile(r"\d[\d.e+-]*")
 MOST_WORDS = 400
+# Its code is for several processes: tests/distributed/test_torchrun.py runs it.
+PROCESSES = ROOT / "docs" / "howto" / "processes.md"
+# It has commands alone.
+LABORATORY = ROOT / "docs" / "howto" / "laboratory.md"
 
 
 @pytest.fixture
@@ -21,14 +32,21 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     torch.set_default_dtype(before)
 
 
+def code(page: Path) -> str:
+    return "\n".join(CODE.findall(page.read_text(encoding="utf-8")))
+
+
 @pytest.mark.usefixtures("_elsewhere")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page not in (PROCESSES, LABORATORY)],
+    ids=lambda page: page.stem,
+)
 def test_the_code_of_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = CODE.findall(page.read_text(encoding="utf-8"))
-    assert blocks
-    exec("\n".join(blocks), {"__name__": page.stem})
-    printed = capsys.readouterr().out
-    assert "not finite" not in printed
+    program = code(page)
+    assert program
+    exec(program, {"__name__": page.stem})
+    assert "not finite" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -37,11 +55,41 @@ def test_a_page_is_short(page: Path) -> None:
 
 
 @pytest.mark.usefixtures("_elsewhere")
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_prints_and_draws_what_it_shows(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = page.read_text(encoding="utf-8")
+    names: dict[str, Any] = {"__name__": page.stem}
+    exec(code(page), names)
+    lines = capsys.readouterr().out.splitlines()
+    shown = SHOWN.findall(text)[0].splitlines()
+    assert [NUMBER.sub("#", line) for line in lines] == [NUMBER.sub("#", line) for line in shown]
+    picture = Path(f"{page.stem}.svg")
+    assert picture.exists()
+    assert page.with_suffix(".svg").exists()
+    assert f"]({picture})" in text
+    assert names["result"].loss_after < 1e-3
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_the_commands_of_a_page_are_understood(page: Path) -> None:
+    typer = pytest.importorskip("typer")
+    from krylov_descent.cli import app
+
+    for line in COMMAND.findall(page.read_text(encoding="utf-8")):
+        command, words = typer.main.get_command(app), shlex.split(line)
+        while commands := getattr(command, "commands", {}):
+            command, words = commands[words[1]], words[1:]
+        command.make_context(words[0], words[1:])  # wrong options raise
+
+
+@pytest.mark.usefixtures("_elsewhere")
 def test_the_readme_runs_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     exec(CODE.findall(text)[0].replace("range(18)", "range(3)"), {"__name__": "readme"})
     lines = capsys.readouterr().out.splitlines()
-    shown = re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0].splitlines()
+    shown = SHOWN.findall(text)[0].splitlines()
     assert len(lines) == 3
     assert lines[0].split(" -> ")[0] == shown[0].split(" -> ")[0]  # the loss at the start
 

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,14 @@ import torch
 
 from krylov_descent.cli import main
 from krylov_descent.laboratory.record import RunFolder
-from tests.distributed import killed_once, on_two_disks, work
+from tests.distributed import killed_once, on_two_disks, page, work
 from tests.distributed.group import Group
+from tests.processes import start
 
 STEPS = 5
 NOT_COMPARED = ("seconds", "phases")
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "howto" / "processes.md"
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
@@ -123,6 +126,21 @@ def test_an_optimiser_that_does_not_sum_is_refused(pair: Group, tmp_path: Path) 
         assert not good
         assert "'adam' cannot be run on 2 ranks, as it does not sum over them" in told
     assert not (tmp_path / "run").exists()
+
+
+def test_the_code_of_the_page_on_several_processes_runs_on_two(
+    tmp_path: Path,
+) -> None:
+    logs = [tmp_path / "first", tmp_path / "second"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [start(page.run, PAGE, rank, port, log) for rank, log in enumerate(logs)]
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    assert logs[0].read_text().count("loss") == 3
+    assert logs[1].read_text() == ""
 
 
 def test_torchrun_is_for_training_only(
