@@ -75,8 +75,8 @@ class KSDTrainer(Trainer):  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the numbers of the last step beside the loss."""
-        result = getattr(self.accelerator.unwrap_optimizer(self.optimizer), "last_result", None)
-        if "loss" in logs and result is not None:
+        if "loss" in logs:
+            result = self.optimizer.optimizer.last_result  # in the wrapper of Accelerate
             logs["grad_norm"] = result.gradient_norm
             logs |= {f"ksd_{name}": number for name, number in result.numbers().items()}
         super().log(logs, start_time)
