@@ -9,12 +9,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from krylov_descent import KSD
+from tests.howto import run
 from tests.integrations.torchvision_operators import declare_if_missing
 from tests.optimizers.nets import classes, net, parameters_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning"),  # of torch's
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
 ]
 STEPS = 3
 
@@ -144,3 +146,8 @@ def test_bfloat16_is_that_of_the_trainer(build: Any) -> None:
     assert after < before
     assert not torch.equal(parameters_of(model), parameters_of(expected()[0]))
     assert found.global_step == STEPS
+
+
+def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("lightning")
