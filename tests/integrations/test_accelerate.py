@@ -55,7 +55,9 @@ def test_steps_are_those_without_accelerate(bound: bool) -> None:
     for _ in range(2):
         optimizer.step() if bound else optimizer.step(loader)
     assert optimizer.optimizer.last_result.samples == len(classes()[0])
-    torch.testing.assert_close(parameters_of(model), expected(2, torch.float64), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        parameters_of(model), expected(2, torch.float64), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_resumed_run_goes_on_exactly(tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ def test_bfloat16_is_that_of_the_accelerator() -> None:
 def test_scaled_gradients_are_refused() -> None:
     from accelerate.optimizer import AcceleratedOptimizer
 
-    accelerator, model, optimizer, loader = prepared()
+    _, model, optimizer, loader = prepared()
     scaled = AcceleratedOptimizer(optimizer.optimizer, scaler=torch.amp.GradScaler("cpu"))
     inputs, targets = classes()
     scaled.scaler.scale(nn.functional.cross_entropy(model(inputs), targets)).backward()

@@ -37,7 +37,9 @@ def test_the_output_of_the_engine_is_the_result_of_the_step() -> None:
 
     model, optimizer, trainer = engine()
     seen: list[float] = []
-    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: seen.append(trainer.state.output.loss))
+    trainer.add_event_handler(
+        Events.EPOCH_COMPLETED, lambda: seen.append(trainer.state.output.loss)
+    )
     state = trainer.run([classes()], max_epochs=3)
     parameters, result = expected(3)
     assert torch.equal(parameters_of(model), parameters)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from krylov_descent import KSD
+from krylov_descent import KSD, Term
 from tests.howto import run
 from tests.integrations.torchvision_operators import declare_if_missing
 from tests.optimizers.nets import classes, net, parameters_of
@@ -30,7 +30,7 @@ def manual() -> Any:
     """A LightningModule that steps by itself on the batch."""
     import lightning
 
-    class Manual(lightning.LightningModule):
+    class Manual(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.net = net()
@@ -112,6 +112,19 @@ def test_steps_are_those_without_lightning_and_are_logged(build: Any, prefix: st
         assert logged == pytest.approx(result.loss, rel=1e-5)
 
 
+def test_terms_need_no_binding() -> None:
+    class Physics(automatic().__class__):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            inputs, targets = classes()
+            target = nn.functional.one_hot(targets).float()
+            term = Term(lambda model, x, y: model(x) - y, (inputs, target))
+            return KSD(self.net, {"data": term}, dimension=3)
+
+    metrics = fit(Physics()).callback_metrics
+    assert metrics["ksd/loss_after"] < metrics["ksd/loss_before"]
+    assert metrics["ksd/terms/data"] == metrics["ksd/loss"]
+
+
 @pytest.mark.parametrize("build", [manual, automatic])
 def test_a_resumed_run_goes_on_exactly(build: Any, tmp_path: Path) -> None:
     fit(build(), STEPS - 1).save_checkpoint(tmp_path / "checkpoint")
@@ -130,7 +143,7 @@ def test_gradients_of_an_ordinary_module_are_refused() -> None:
 def test_clipping_and_scaled_gradients_are_refused() -> None:
     from lightning.pytorch.plugins import MixedPrecision
 
-    with pytest.raises(ValueError, match="`gradient_clip_val` is 0.5, and a step has no grad"):
+    with pytest.raises(ValueError, match=r"`gradient_clip_val` is 0\.5, and a step has no grad"):
         fit(automatic(), gradient_clip_val=0.5)
     scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
     with pytest.raises(RuntimeError, match="KSD does not work with GradScaler"):

@@ -1,8 +1,8 @@
 """Makes torchvision importable beside a torch for which it was not built.
 
-Lightning and Transformers import torchvision where it is installed. The pins have it, because BackPACK
-needs it. Beside a torch for CPUs the one from PyPI cannot load its library, and stops at operators that
-the library would declare.
+Lightning and Transformers import torchvision where it is installed. The pins have it, because
+BackPACK needs it. Beside a torch for CPUs the one from PyPI cannot load its library, and stops at
+operators that the library would declare.
 """
 
 import torch

@@ -18,7 +18,7 @@ from torch import Tensor
 from krylov_descent.optimizers.base import DataOptimizer
 
 
-class KSDModule(lightning.LightningModule):
+class KSDModule(lightning.LightningModule):  # type: ignore[misc]
     """A LightningModule whose optimiser has bound data, and makes its own gradients of them.
 
     `training_step` is called before each step, for its metrics. The loss that it returns is not

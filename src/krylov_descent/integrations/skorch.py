@@ -1,9 +1,6 @@
-"""Estimators of scikit-learn whose module is trained by KSD: skorch's, with another optimiser.
+"""skorch's estimators with another optimiser: their module is trained by KSD.
 
-    from krylov_descent.integrations.skorch import NeuralNetClassifier
-
-    net = NeuralNetClassifier(Net, max_epochs=20, optimizer__dimension=30)
-    net.fit(inputs, labels).predict(inputs)
+The option `optimizer__dimension=30` of an estimator is the option `dimension=30` of KSD.
 """
 
 from typing import Any

@@ -16,11 +16,11 @@ from krylov_descent.optimizers.ksd.ksd import KSD
 class KSDTrainer(Trainer):  # type: ignore[misc]
     """A Trainer whose steps are steps of KSD on the whole of `train_dataset`.
 
-    A batch of the Trainer makes one step, so `max_steps` is the number of steps of KSD. A batch
-    itself only gives the loss for the log, to which the numbers of the step are added as "ksd_loss",
-    "ksd_rank" and so on. The model is trained in evaluation mode, without dropout. The learning
-    rate of the arguments and its schedule are not used; their weight decay becomes KSD's. Under
-    `torchrun` each process has its own part of the data.
+    A batch of the Trainer makes one step, so `max_steps` is the number of steps of KSD. The batch
+    itself only gives the loss for the log. The numbers of the step are added to the log as
+    "ksd_loss", "ksd_rank" and so on. The model is trained in evaluation mode, without dropout. The
+    learning rate of the arguments and its schedule are not used; their weight decay becomes KSD's.
+    Under `torchrun` each process has its own part of the data.
 
     Args:
         args: of the Trainer, as are `kwargs`.
@@ -31,6 +31,10 @@ class KSDTrainer(Trainer):  # type: ignore[misc]
     Raises:
         ValueError: the arguments ask for scaled gradients (`fp16`) or accumulate them.
     """
+
+    # Set by Trainer; mypy does not read it.
+    optimizer: Any
+    lr_scheduler: Any
 
     def __init__(
         self, *args: Any, loss: Loss, ksd: Mapping[str, Any] | None = None, **kwargs: Any

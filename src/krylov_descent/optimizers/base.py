@@ -22,12 +22,6 @@ from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.term import LossOrTerms
 from krylov_descent.optimizers import bound_data, term_steps
 from krylov_descent.optimizers.bound_data import BoundData, has_gradients, is_closure
-from krylov_descent.optimizers.bound_data import (
-    BoundData,
-    has_gradients,
-    is_closure,
-    is_of_checkpoint_tool,
-)
 from krylov_descent.optimizers.result import StepResult
 from krylov_descent.optimizers.snapshot import Snapshot
 from krylov_descent.optimizers.state_vectors import StateVectors
@@ -111,34 +105,11 @@ class DataOptimizer(StateVectors):
         )
         self.last_result: StepResult | None = None
         self._bound = BoundData()
-        self.last_result: StepResult | None = None
-        self._bound = BoundData()
         self._cuda_graphs = cuda_graphs
         self._plain_engine = self.objective.engine
         self._cuda_engine: Engine | None = None
         self.param_groups[0].setdefault("seed", int(seed))
         self.param_groups[0].setdefault("steps", 0)
-
-    def bind(self, data: Any) -> Self:
-        """Give the data once, for frameworks that call `step()` without data.
-
-        `step(closure)` calls the closure once before the step, and ignores what it returns. The
-        closure may make forward passes, but not call `backward()`.
-
-        Args:
-            data: as for `step`; None to bind none. The state dict does not have them.
-
-        Returns:
-            The optimiser itself.
-
-        Raises:
-            TypeError: the data cannot be used again and again, or the optimiser has terms.
-            ValueError: the data are no batch.
-        """
-        if self.objective.terms is not None:
-            raise TypeError("terms have their own points and data: call optimizer.step() at once")
-        self._bound.bind(data)
-        return self
 
     def bind(self, data: Any) -> Self:
         """Give the data once, for frameworks that call `step()` or `step(closure)`.
@@ -154,7 +125,7 @@ class DataOptimizer(StateVectors):
 
         Raises:
             TypeError: the data can be iterated over only once, or the optimiser has terms.
-            ValueError: the data are empty, or no batch.
+            ValueError: the data are no batch.
         """
         if self.objective.terms is not None:
             raise TypeError("terms have their own points and data: call optimizer.step() at once")
