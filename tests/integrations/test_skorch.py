@@ -104,7 +104,7 @@ def test_a_regressor_and_groups_of_parameters() -> None:
     targets = np.sin(inputs[:, :1])
     groups = [("layers.0*", {"weight_decay": 0.01})]
     found = NeuralNetRegressor(
-        Net, module__outputs=1, verbose=0, max_epochs=15, optimizer__param_groups=groups
+        Net, module__outputs=1, verbose=0, max_epochs=10, optimizer__param_groups=groups
     )
     assert found.fit(inputs, targets).score(inputs, targets) > 0.9
     assert [group["weight_decay"] for group in found.optimizer_.param_groups] == [0.01, 0.0]

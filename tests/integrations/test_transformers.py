@@ -1,5 +1,6 @@
 """The Trainer of Hugging Face with KSD."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.optimizers.nets import parameters_of
 # The Trainer asks for pinned memory where there is no GPU, too.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no acc")
 STEPS = 3
-COUNT = 24
+COUNT = 16
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,6 +71,7 @@ def trainer(path: Path, model: Any = None, **options: Any) -> Any:
     )
 
 
+@cache
 def expected() -> tuple[Any, Any]:
     """The model after steps without the Trainer, and the result of the last of them."""
     model = bert().eval()
@@ -101,13 +103,18 @@ def test_steps_are_those_without_the_trainer_and_are_logged(tmp_path: Path) -> N
     assert last["loss"] > 0  # of the batch before the step
 
 
-def test_a_resumed_run_goes_on_exactly(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": STEPS - 1}
     trainer(tmp_path, max_steps=STEPS - 1, **options).train()
     resumed = trainer(tmp_path)
     resumed.train(resume_from_checkpoint=True)
-    assert resumed.state.global_step == STEPS
-    assert torch.equal(parameters_of(resumed.model), parameters_of(expected()[0]))
+    assert resumed.state.global_step == resumed.optimizer.optimizer.steps == STEPS
+    # Without the state of the optimiser the last step would have a smaller subspace.
+    model, result = expected()
+    assert resumed.state.log_history[-2]["ksd_rank"] == result.rank > 3
+    torch.testing.assert_close(
+        parameters_of(resumed.model), parameters_of(model), rtol=1e-2, atol=1e-3
+    )
 
 
 def test_evaluation_and_prediction_are_the_trainers(tmp_path: Path) -> None:
