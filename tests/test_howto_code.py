@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / "docs" / "howto").glob("*.md"))
+from tests.howto import CODE, PAGES, ROOT, run
+
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 SHOWN = re.compile(r"```text\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"^(?:\$ )?(ksd [^#\n]*)", re.MULTILINE)
 NUMBER = re.compile(r"\d[\d.e+-]*")
 MOST_WORDS = 400
-# Its code is for several processes: tests/distributed/test_torchrun.py runs it.
-PROCESSES = ROOT / "docs" / "howto" / "processes.md"
-# It has commands alone.
-LABORATORY = ROOT / "docs" / "howto" / "laboratory.md"
+# A framework takes seconds to import, so its page is run where the framework is tested.
+FRAMEWORKS = {"accelerate", "ignite", "lightning", "skorch", "transformers"}
+# The first is run by tests/distributed/test_torchrun.py on several processes; the second has
+# commands alone.
+ELSEWHERE = {"processes", "laboratory"}
 
 
 @pytest.fixture
@@ -32,21 +32,17 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     torch.set_default_dtype(before)
 
 
-def code(page: Path) -> str:
-    return "\n".join(CODE.findall(page.read_text(encoding="utf-8")))
-
-
 @pytest.mark.usefixtures("_elsewhere")
-@pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if page not in (PROCESSES, LABORATORY)],
-    ids=lambda page: page.stem,
-)
-def test_the_code_of_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program = code(page)
-    assert program
-    exec(program, {"__name__": page.stem})
+@pytest.mark.parametrize("page", sorted({page.stem for page in PAGES} - FRAMEWORKS - ELSEWHERE))
+def test_the_code_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(page)
     assert "not finite" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", sorted(FRAMEWORKS))
+def test_the_page_of_a_framework_is_run_where_it_is_tested(name: str) -> None:
+    test = ROOT / "tests" / "integrations" / f"test_{name}.py"
+    assert f'run("{name}")' in test.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -61,7 +57,7 @@ def test_a_tutorial_prints_and_draws_what_it_shows(
 ) -> None:
     text = page.read_text(encoding="utf-8")
     names: dict[str, Any] = {"__name__": page.stem}
-    exec(code(page), names)
+    exec("\n".join(CODE.findall(text)), names)
     lines = capsys.readouterr().out.splitlines()
     shown = SHOWN.findall(text)[0].splitlines()
     assert [NUMBER.sub("#", line) for line in lines] == [NUMBER.sub("#", line) for line in shown]

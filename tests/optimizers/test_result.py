@@ -132,3 +132,22 @@ def test_a_result_is_a_value() -> None:
     assert pickle.loads(pickle.dumps(result)) == result
     with pytest.raises(dataclasses.FrozenInstanceError):
         result.loss = 0.0  # type: ignore[misc]
+
+
+def test_its_numbers_are_for_loggers() -> None:
+    result = StepResult(
+        loss=2.0,
+        loss_before=2.0,
+        loss_after=1.0,
+        status=Status.MOVED,
+        reason="",
+        rank=3,
+        ritz_values=(1.0, 2.0),
+        terms={"wall": 0.5},
+        seconds={"search": 0.1},
+    )
+    numbers = result.numbers()
+    assert all(type(number) is float for number in numbers.values())
+    assert (numbers["moved"], numbers["loss_after"], numbers["rank"]) == (1.0, 1.0, 3.0)
+    assert (numbers["terms/wall"], numbers["seconds/search"]) == (0.5, 0.1)
+    assert not numbers.keys() & {"status", "reason", "ritz_values", "damping", "terms"}

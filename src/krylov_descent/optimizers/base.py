@@ -9,19 +9,19 @@ parameter's dtype.
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from krylov_descent.objective.batches import Samples, Unusable, as_samples
 from krylov_descent.objective.contract_probe import buffers_kept
 from krylov_descent.objective.network import Forward
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.term import LossOrTerms
-from krylov_descent.optimizers import term_steps
+from krylov_descent.optimizers import bound_data, term_steps
+from krylov_descent.optimizers.bound_data import BoundData, has_gradients, is_closure
 from krylov_descent.optimizers.result import StepResult
 from krylov_descent.optimizers.snapshot import Snapshot
 from krylov_descent.optimizers.state_vectors import StateVectors
@@ -56,6 +56,9 @@ class DataOptimizer(StateVectors):
         activation_memory: see `Objective`.
         cuda_graphs: whether the engine for a GPU may record work and replay it.
         process_group: see `Objective`.
+
+    Attributes:
+        last_result: what the last step returned, for frameworks that drop it; None before a step.
     """
 
     # Whether a step sums over the ranks of a process group.
@@ -100,11 +103,34 @@ class DataOptimizer(StateVectors):
             activation_memory=activation_memory,
             process_group=process_group,
         )
+        self.last_result: StepResult | None = None
+        self._bound = BoundData()
         self._cuda_graphs = cuda_graphs
         self._plain_engine = self.objective.engine
         self._cuda_engine: Engine | None = None
         self.param_groups[0].setdefault("seed", int(seed))
         self.param_groups[0].setdefault("steps", 0)
+
+    def bind(self, data: Any) -> Self:
+        """Give the data once, for frameworks that call `step()` or `step(closure)`.
+
+        A closure is called once before the step. What it returns is ignored, and it must not call
+        `backward()`.
+
+        Args:
+            data: as for `step`; None to bind none. They are not in the state dict.
+
+        Returns:
+            The optimiser itself.
+
+        Raises:
+            TypeError: the data can be iterated over only once, or the optimiser has terms.
+            ValueError: the data are no batch.
+        """
+        if self.objective.terms is not None:
+            raise TypeError("terms have their own points and data: call optimizer.step() at once")
+        self._bound.bind(data)
+        return self
 
     def step(self, data: Any = None, *, closure: Closure | None = None) -> Any:  # type: ignore[override]
         """Make one step on the data.
@@ -114,8 +140,8 @@ class DataOptimizer(StateVectors):
             closure: called once before the step.
 
         Returns:
-            A `StepResult`. None for a call without data, which only creates the optimiser's state,
-            as checkpoint tools expect.
+            A `StepResult`. None for a call without data, given or bound, which only creates the
+            optimiser's state, as checkpoint tools expect.
         """
         raise NotImplementedError
 
@@ -182,31 +208,28 @@ class DataOptimizer(StateVectors):
                 f"{type(self).__name__} needs gradients, which torch.inference_mode() rules out: "
                 "call optimizer.step outside of it, or use torch.no_grad() in its place"
             )
-        if self.objective.terms is not None:
-            return term_steps.begin(self, self.objective.terms, data, closure)
-        is_data = isinstance(data, Dataset | DataLoader) or not callable(data)
-        if not is_data or (data is None and closure is not None):
-            raise TypeError(
-                f"{type(self).__name__} needs the data, and a closure does not give them: call "
-                "optimizer.step(data), or optimizer.step(data=data, closure=closure) where a "
-                "framework passes a closure, with data = (inputs, targets), a Dataset or a "
-                "DataLoader"
-            )
         if closure is not None and not callable(closure):
             raise TypeError(
                 f"`closure` must be callable, or None, found {type(closure).__name__}: give the "
                 "data as the first argument"
+            )
+        if self.objective.terms is not None:
+            return term_steps.begin(self, self.objective.terms, data, closure)
+        if self._bound.serves(data, closure):
+            return bound_data.begin(self, data if closure is None else closure)
+        if is_closure(data) or (data is None and closure is not None):
+            raise TypeError(
+                f"{type(self).__name__} needs the data, and a closure does not give them: call "
+                "optimizer.step(data), or optimizer.step(data=data, closure=closure) where a "
+                "framework passes a closure, or first optimizer.bind(data) where it calls "
+                "step() by itself, with data = (inputs, targets), a Dataset or a DataLoader"
             )
         if data is not None:
             if closure is not None:
                 with torch.enable_grad():  # as torch.optim does
                     closure()
             return True
-        if any(
-            p.grad is not None and bool(p.grad.any())
-            for group in self.param_groups
-            for p in group["params"]
-        ):
+        if has_gradients(self.param_groups):
             raise TypeError(
                 f"{type(self).__name__} needs the data and makes its own gradients: call "
                 "optimizer.step(data), without loss.backward()"
@@ -293,13 +316,21 @@ class DataOptimizer(StateVectors):
             iterate: makes the step, given the objective.
             given: see `_working`.
         """
-        try:
-            with self._working(**given) as objective:
-                return term_steps.reported(iterate(objective), objective.terms)
-        except StaleError:
-            self._engine().clear()
+        with suppress(StaleError):
+            self.last_result = self._attempt(iterate, None, given)
+            return self.last_result
+        self._engine().clear()
         # The eager engine has no caches, so the second attempt cannot be stale.
-        with self._working(Engine(), **given) as objective:
+        self.last_result = self._attempt(iterate, Engine(), given)
+        return self.last_result
+
+    def _attempt(
+        self,
+        iterate: Callable[[Objective], StepResult],
+        engine: Engine | None,
+        given: dict[str, Any],
+    ) -> StepResult:
+        with self._working(engine, **given) as objective:
             return term_steps.reported(iterate(objective), objective.terms)
 
     def _engine(self) -> Engine:
@@ -408,6 +439,8 @@ class DataOptimizer(StateVectors):
         ranks, terms = self.objective.ranks, self.objective.terms
         if terms is not None and terms.samples is not None:
             return terms.samples
+        if argument == "data" and self._bound.serves(data):
+            data = self._bound.data
         try:
             if repeatable and isinstance(data, Iterator):
                 raise TypeError(

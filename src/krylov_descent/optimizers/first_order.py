@@ -125,8 +125,8 @@ class FirstOrder(DataOptimizer):
                 for frameworks that wrap an optimiser and pass a closure.
 
         Returns:
-            What the epoch did. None if there are neither data nor terms: such a call only
-            creates the optimiser's state, as checkpoint tools expect.
+            What the epoch did. None if there are neither data (given or bound) nor terms: such a
+            call only creates the optimiser's state, as checkpoint tools expect.
 
         Unlike the methods with a search, an epoch may raise the loss. After an error parameters and
         state are restored bit for bit.

@@ -169,8 +169,8 @@ class HessianFree(DataOptimizer):
             curvature_data: the samples for the curvature, instead of a chunk of `data`.
 
         Returns:
-            What the step did. None if there are neither data nor terms: such a call only
-            creates the optimiser's state, as checkpoint tools expect.
+            What the step did. None if there are neither data (given or bound) nor terms: such a
+            call only creates the optimiser's state, as checkpoint tools expect.
 
         The parameters change only if the objective on all the data went down; otherwise they stay
         as they were, bit for bit. After an error the optimiser's state and its knowledge of the

@@ -94,7 +94,7 @@ class LBFGS(DataOptimizer):
                 for frameworks that wrap an optimiser and pass a closure.
 
         Returns:
-            What the step did. None if there are neither data nor terms.
+            What the step did. None if there are neither data (given or bound) nor terms.
 
         The parameters change only if the objective went down. Otherwise they stay as they were, bit
         for bit, and the history is cleared. The history is also cleared if parameters were frozen

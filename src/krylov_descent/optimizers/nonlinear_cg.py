@@ -136,8 +136,8 @@ class NonlinearCG(DataOptimizer):
                 for frameworks that wrap an optimiser and pass a closure.
 
         Returns:
-            What the step did. None if there are neither data nor terms: such a call only
-            creates the optimiser's state, as checkpoint tools expect.
+            What the step did. None if there are neither data (given or bound) nor terms: such a
+            call only creates the optimiser's state, as checkpoint tools expect.
 
         The parameters change only if the objective went down; otherwise they stay as they were, bit
         for bit. After an error the optimiser's state and its knowledge of the model are restored as

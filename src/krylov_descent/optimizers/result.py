@@ -1,6 +1,6 @@
 """The result of a step: what the step did and what it cost."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
 # The reason for `Status.NO_DECREASE` when the search found a step that `lr` then spoilt.
@@ -99,6 +99,17 @@ class StepResult:
     def total_seconds(self) -> float:
         """Wall-clock time of the whole step."""
         return sum(self.seconds.values())
+
+    def numbers(self) -> dict[str, float]:
+        """All single numbers by name, for loggers; those of a term or a phase as "terms/wall"."""
+        found: dict[str, float] = {"moved": float(self.status.moved)}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, int | float):
+                found[entry.name] = float(value)
+            elif isinstance(value, dict):
+                found |= {f"{entry.name}/{key}": number for key, number in value.items()}
+        return found
 
     def __str__(self) -> str:
         change = f"{self.loss_before:.6g} -> {self.loss_after:.6g}"

@@ -8,6 +8,7 @@ import torch
 from krylov_descent.objective.contract_probe import buffers_kept
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.terms import Terms
+from krylov_descent.optimizers.bound_data import is_of_checkpoint_tool
 from krylov_descent.optimizers.result import Status, StepResult
 
 
@@ -24,8 +25,7 @@ def begin(optimizer: Optimizer, terms: Terms, data: Any, closure: Any) -> bool:
     """Check the arguments of `step`, draw points and evaluate the terms.
 
     Returns:
-        Whether to make a step. Checkpoint tools set all gradients and learning rates to zero, and
-        expect that a step creates the state; then it does nothing else.
+        Whether to make a step; False for a checkpoint tool, for which the state is created.
 
     Raises:
         TypeError: data were given.
@@ -43,9 +43,7 @@ def begin(optimizer: Optimizer, terms: Terms, data: Any, closure: Any) -> bool:
             f"terms are trained in one process, and there are {objective.ranks.size}: give (model, "
             "loss) and the data of each rank instead"
         )
-    gradients = [p.grad for group in groups for p in group["params"]]
-    zero = all(g is not None and not bool(g.any()) for g in gradients)
-    if zero and all(float(group.get("lr", 0.0)) == 0 for group in groups):
+    if is_of_checkpoint_tool(groups):
         optimizer._create_state()
         return False
     with torch.enable_grad(), buffers_kept(objective.network.model):

@@ -116,8 +116,8 @@ class KSD(KSDState):
             objective_data: the set C; drawn from `data` by default.
 
         Returns:
-            What the step did. None if there are neither data nor terms: such a call only
-            creates the optimiser's state, as checkpoint tools expect.
+            What the step did. None if there are neither data (given or bound) nor terms: such a
+            call only creates the optimiser's state, as checkpoint tools expect.
 
         The parameters change only if the objective on C went down; otherwise they stay as they
         were, bit for bit. After an error the optimiser's state and its knowledge of the model are
