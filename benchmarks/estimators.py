@@ -118,7 +118,7 @@ def table(sections: Sections, device: torch.device) -> str:
 
 def _cells(section: Section) -> list[str]:
     def median(name: str, number: str) -> float:
-        return statistics.median(run[number] for run in section["runs"][name])
+        return float(statistics.median(run[number] for run in section["runs"][name]))
 
     return [
         f"{median(m, 'loss'):.2g}, {median(m, 'score'):.3f}, {median(m, 'seconds'):.2f}"

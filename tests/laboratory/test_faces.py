@@ -5,6 +5,7 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,10 +119,10 @@ def test_ksd_lowers_the_small_form(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [{"validation": 30}, {"validation": -1}, {"patches": 0}])
-def test_a_wrong_option_is_named(folder: Path, given: dict[str, int]) -> None:
+def test_a_wrong_option_is_named(folder: Path, given: dict[str, Any]) -> None:
     (name,) = given
     with pytest.raises(ValueError, match=f"`{name}` must be"):
-        load_faces(folder=folder, **given)
+        load_problem("faces", folder=folder, **given)
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
