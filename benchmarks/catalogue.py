@@ -1,6 +1,17 @@
 """The parts of the benchmark by name."""
 
-from benchmarks import first_net, growth, memory, physics, product, road, soundness, step, target
+from benchmarks import (
+    estimators,
+    first_net,
+    growth,
+    memory,
+    physics,
+    product,
+    road,
+    soundness,
+    step,
+    target,
+)
 from benchmarks.parts import Part
 
 PARTS: dict[str, Part] = {
@@ -11,6 +22,7 @@ PARTS: dict[str, Part] = {
     "first": first_net.PART,
     "road": road.PART,
     "physics": physics.PART,
+    "estimators": estimators.PART,
     "growth": growth.PART,
     "soundness": soundness.PART,
 }

@@ -19,6 +19,7 @@ PACKAGES = (
     "curvlinops-for-pytorch",
     "pytorch_optimizer",
     "deepxde",
+    "scikit-learn",
     "scimba",
 )
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from benchmarks.true_end import truly_ended
 from krylov_descent import KSD
+from krylov_descent.optimizers.true_end import truly_ended
 
 CPU = torch.device("cpu")
 MOST_REFUSED = 3

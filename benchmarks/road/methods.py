@@ -9,8 +9,8 @@ from benchmarks.environment import UnavailableError, version_of
 from benchmarks.road.problem import RoadProblem, Task
 from benchmarks.target.mini_batches import MiniBatches
 from benchmarks.target.updates import make_update
-from benchmarks.true_end import truly_ended
 from krylov_descent import KSD, LBFGS, HessianFree
+from krylov_descent.optimizers.true_end import truly_ended
 
 Setting = dict[str, Any]
 # Makes one step of training, or one epoch, given the part of the time that is left; returns whether

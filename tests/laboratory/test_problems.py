@@ -165,7 +165,7 @@ def test_unknown_names_and_options_suggest_the_nearest(small: Problem) -> None:
 
 
 def test_every_entry_describes_itself() -> None:
-    learnt = {"curves", "speech", "starcraft", *MNIST_PUBLISHED, *TASKS}
+    learnt = {"curves", "faces", "speech", "starcraft", *MNIST_PUBLISHED, *TASKS}
     assert set(PROBLEMS) == learnt | {*EQUATIONS}
     for name, entry in PROBLEMS.items():
         assert entry.name == name

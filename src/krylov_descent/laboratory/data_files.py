@@ -18,6 +18,8 @@ STARCRAFT_MIRRORS = tuple(
     f"https://raw.githubusercontent.com/syhw/OpeningTech/{version}/clustering/"
     for version in (STARCRAFT_COMMIT, "master")
 )
+# The page of the author of the file.
+OLIVETTI = "https://cs.nyu.edu/~roweis/data/olivettifaces.mat"
 # Makes the files of one folder, by name, from public ones that it downloads into a scratch folder;
 # the flag says whether to show progress.
 Rebuild = Callable[[Path, bool], dict[str, bytes]]
@@ -91,6 +93,12 @@ SOURCES: dict[str, Source] = {
         # The original CURVES: no stable address and no published checksum. The generator in
         # problems/curves.py needs no file.
         Source("curves/digs3pts_1.mat", None, None),
+        Source(
+            "olivetti/olivettifaces.mat",
+            1_432_511,
+            "b1988d02c72fe5b8ee82b5ef3bb7982eafc74f1e1ff0ae0ade35061ad0af534d",
+            (OLIVETTI,),
+        ),
         _starcraft(
             "scmPvP_Protoss_Mid.arff",
             123_152,

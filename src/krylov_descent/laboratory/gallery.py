@@ -27,8 +27,7 @@ def has_picture(folder: RunFolder) -> bool:
         problem = folder.config().get("problem", {})
     except ValueError:
         return False  # the page says that it is damaged
-    # The configuration has no task; autoencoders and equations have metrics of their own.
-    return problem.get("metric", {}).get("name") in (SQUARED_ERROR.name, METRIC)
+    return problem.get("metric", {}).get("name") in DRAWN
 
 
 @torch.no_grad()
@@ -38,9 +37,9 @@ def pictures(problem: Problem, folders: Iterable[RunFolder]) -> dict[Path, Pictu
     Empty for other problems; a run without checkpoint is left out. The network is that of the
     lowest validation error.
     """
-    if problem.task not in DRAWN:
+    if problem.metric.name not in DRAWN:
         return {}
-    inputs, draw = DRAWN[problem.task](problem)
+    inputs, draw = DRAWN[problem.metric.name](problem)
     model = problem.make_model(0, "torch", inputs.device, inputs.dtype)
     found = {}
     for folder in folders:
@@ -69,7 +68,8 @@ def _plane(problem: Problem) -> tuple[Tensor, Draw]:
     return inputs, lambda outputs: Field(solution, outputs.view(PICTURE), text)
 
 
+# By the name of the metric: autoencoders of pixels in [0, 1] and equations have their own.
 DRAWN: dict[str, Callable[[Problem], tuple[Tensor, Draw]]] = {
-    "autoencoder": _images,
-    "equation": _plane,
+    SQUARED_ERROR.name: _images,
+    METRIC: _plane,
 }

@@ -10,6 +10,7 @@ from krylov_descent.laboratory.physics.equations import EQUATIONS
 from krylov_descent.laboratory.problems import (
     curves,
     equations,
+    faces,
     mnist,
     sequences,
     speech,
@@ -55,6 +56,7 @@ PROBLEMS: dict[str, ProblemEntry] = {
         _mnist_entry(mnist.AUTOENCODER, mnist.load_autoencoder),
         _mnist_entry(mnist.CLASSIFIER, mnist.load_classifier),
         _mnist_entry(mnist.PRETRAINED_CLASSIFIER, mnist.load_pretrained_classifier),
+        ProblemEntry(faces.NAME, faces.TITLE, faces.SUMMARY, faces.load_faces, faces.load_faces),
         ProblemEntry(
             speech.NAME, speech.TITLE, speech.SUMMARY, speech.load_speech, speech.load_speech
         ),

@@ -1,0 +1,35 @@
+"""The estimators beside scikit-learn's own, in the benchmark."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import estimators
+from benchmarks.environment import describe
+from benchmarks.parts import Setting
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("data", ["linnerud", "wine"])
+def test_all_methods_have_the_same_objective(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick: dict[str, Any] = {
+        "ksd": {"max_iter": 5},
+        "lbfgs": {"solver": "lbfgs", "max_iter": 1, "max_fun": 1},
+    }
+    monkeypatch.setattr(estimators, "METHODS", quick)
+    monkeypatch.setattr(estimators, "SEEDS", (0,))
+    found = estimators.measure(data, Setting(device=CPU, repeats=1, folder=Path()))
+    assert found["classes"] == (data == "wine")
+    (ksd,), (lbfgs,) = found["runs"].values()
+    assert ksd["loss"] < lbfgs["loss"]  # steps do more than an evaluation
+    table = estimators.table({data: {"environment": describe(CPU), **found}}, CPU)
+    assert f"| {estimators.DATA[data]} | {found['samples']} | {ksd['loss']:.2g}, " in table
+
+
+def test_all_data_come_with_scikit_learn() -> None:
+    for name in estimators.names(CPU):
+        X, y = estimators._load(name)
+        assert len(X) == len(y)
