@@ -1,6 +1,17 @@
 """The parts of the benchmark by name."""
 
-from benchmarks import first_net, growth, memory, physics, product, road, soundness, step, target
+from benchmarks import (
+    first_net,
+    growth,
+    memory,
+    physics,
+    product,
+    road,
+    soundness,
+    step,
+    target,
+    tuning,
+)
 from benchmarks.parts import Part
 
 PARTS: dict[str, Part] = {
@@ -13,4 +24,5 @@ PARTS: dict[str, Part] = {
     "physics": physics.PART,
     "growth": growth.PART,
     "soundness": soundness.PART,
+    "tuning": tuning.PART,
 }
