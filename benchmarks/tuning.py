@@ -22,7 +22,7 @@ from krylov_descent.laboratory.runs import RunSettings, load, prepare
 from krylov_descent.laboratory.sources import DataError
 from krylov_descent.laboratory.training import Limits
 
-SEEDS = (0, 1)
+SEEDS = (0,)
 # Where the search begins, and the most rates that are tried.
 FIRST_RATES = {"adam": 0.001, "adamw": 0.001, "sgd": 0.01}
 RATES_AT_FIRST, MOST_RATES = 4, 8
