@@ -16,11 +16,12 @@ import torch
 
 from benchmarks.environment import UnavailableError, sentence
 from benchmarks.parts import Part, Section, Sections, Setting, markdown
+from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.record import RunFolder
-from krylov_descent.laboratory.runs import RunSettings, load, prepare
+from krylov_descent.laboratory.runs import load, prepare
+from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.sources import DataError
-from krylov_descent.laboratory.training import Limits
 
 SEEDS = (0,)
 # Where the search begins, and the most rates that are tried.

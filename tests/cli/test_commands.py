@@ -1,5 +1,7 @@
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from krylov_descent.cli import COMMANDS, listing
 from krylov_descent.cli.options import pairs
 from krylov_descent.laboratory.contenders import CONTENDERS
 from krylov_descent.laboratory.problems import PROBLEMS
+from krylov_descent.laboratory.reproduce import EXHIBITS
 from krylov_descent.laboratory.sources import FOLDER_VARIABLE, SOURCES, FileStatus
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
 from tests.cli.asking import ADAM, TINY, Ksd, fits
@@ -104,6 +107,26 @@ def test_nothing_is_to_be_fetched_where_nothing_is_missing(
     optional = FileStatus("b", Path("b"), present=False, size=None, ok=None, downloadable=False)
     monkeypatch.setattr(listing, "inventory", lambda data: [there, optional])
     assert "ksd data fetch" not in ksd("data", "list").out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["--version"], ["data"]])
+def test_help_does_not_wait_for_torch(words: list[str]) -> None:
+    program = f"""
+import sys
+from krylov_descent.cli import main
+try:
+    main({words})
+except SystemExit:
+    print({{"torch", "numpy", "scipy"}} & set(sys.modules), file=sys.stderr)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert ended.stderr.decode().splitlines()[-1] == "set()"
+    assert b"ksd" in ended.stdout + ended.stderr
+
+
+def test_the_help_names_the_exhibits(ksd: Ksd) -> None:
+    *others, last = EXHIBITS
+    assert f"{', '.join(others)} or {last}" in ksd("reproduce", "--help").out
 
 
 def test_the_version(ksd: Ksd) -> None:

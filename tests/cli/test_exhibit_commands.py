@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.replays import file_name
 from krylov_descent.laboratory.reproduce import EXHIBITS, HF, PAPER, Cell, Exhibit
-from krylov_descent.laboratory.runs import RunSettings
+from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.sources import SOURCES, Source
-from krylov_descent.laboratory.training import Limits
 from tests.cli.asking import OPTIONS, TINY, Ksd, fits
 from tests.laboratory.replay_files import write_matchup
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from krylov_descent.cli import main
+from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.problems import Problem
 from krylov_descent.laboratory.record import RunFolder
 from krylov_descent.laboratory.runs import settings_in
-from krylov_descent.laboratory.training import Limits, Training
+from krylov_descent.laboratory.training import Training
 from krylov_descent.optimizers.first_order import FirstOrder
 from tests.cli.asking import ADAM, TINY, Ksd, fits
 

@@ -12,6 +12,7 @@ import torch
 
 from krylov_descent.laboratory.contenders import CONTENDERS
 from krylov_descent.laboratory.gallery import has_picture, pictures
+from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.physics.equation import PICTURE
 from krylov_descent.laboratory.physics.equations import EQUATIONS
 from krylov_descent.laboratory.problems import PROBLEMS, load_problem
@@ -19,8 +20,8 @@ from krylov_descent.laboratory.record import Row, RunFolder
 from krylov_descent.laboratory.report import Field, write_report
 from krylov_descent.laboratory.report.fields import BOTH_SIGNS, FROM_ZERO, field_figure
 from krylov_descent.laboratory.report.pictures import png
-from krylov_descent.laboratory.runs import RunSettings, load, prepare
-from krylov_descent.laboratory.training import Limits
+from krylov_descent.laboratory.runs import load, precision_of, prepare
+from krylov_descent.laboratory.settings import RunSettings
 
 SMALL = "poisson-2d-small"
 
@@ -58,8 +59,8 @@ def test_a_problem_has_the_net_and_the_errors_of_its_equation(name: str, tmp_pat
 def test_every_equation_is_a_problem_in_float64() -> None:
     for name in EQUATIONS:
         assert PROBLEMS[name].dtype == "float64"
-        assert RunSettings(problem=name).precision is torch.float64
-    assert RunSettings(problem="curves").precision is torch.float32
+        assert precision_of(RunSettings(problem=name)) is torch.float64
+    assert precision_of(RunSettings(problem="curves")) is torch.float32
 
 
 def test_a_run_records_its_terms_and_goes_on_exactly(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.problems.problem import CLASSIFICATION_ERROR, SQUARED_ERROR, Metric
 from krylov_descent.laboratory.progress import LiveLine
 from krylov_descent.laboratory.rbm import PretrainingEpoch
-from krylov_descent.laboratory.training import Limits
 from krylov_descent.optimizers.result import Status, StepResult
 
 RESULT = StepResult(

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from krylov_descent.laboratory.checkpoint import CheckpointError
+from krylov_descent.laboratory.limits import Ending
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
-from krylov_descent.laboratory.training import Ending
 
 CONFIG = {"problem": {"name": "tiny"}, "limits": {"iterations": 3}}
 

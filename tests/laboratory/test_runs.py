@@ -10,16 +10,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from krylov_descent.laboratory.checkpoint import CheckpointError
 from krylov_descent.laboratory.choices import UnknownNameError
+from krylov_descent.laboratory.limits import Ending, Limits
 from krylov_descent.laboratory.record import Row, RunFolder, RunFolderError
-from krylov_descent.laboratory.runs import (
-    RunSettings,
-    check_same,
-    find_device,
-    load,
-    prepare,
-    settings_in,
-)
-from krylov_descent.laboratory.training import Ending, Limits
+from krylov_descent.laboratory.runs import check_same, find_device, load, prepare, settings_in
+from krylov_descent.laboratory.settings import RunSettings
 from tests.laboratory.tiny import tiny_problem
 
 SETTINGS = RunSettings(

@@ -8,22 +8,19 @@ from types import FrameType
 
 import torch
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from krylov_descent.cli.options import CHECKPOINT_SECONDS
+from krylov_descent.cli.speaking import complaints, console, say
 from krylov_descent.laboratory.contenders import contender
 from krylov_descent.laboratory.fitting import fit_yardstick
+from krylov_descent.laboratory.limits import Ending
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.progress import LiveLine
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
-from krylov_descent.laboratory.runs import (
-    RunSettings,
-    check_same,
-    forget_beginning,
-    prepare,
-    settings_in,
-)
-from krylov_descent.laboratory.training import Ending, Training
+from krylov_descent.laboratory.runs import check_same, forget_beginning, prepare, settings_in
+from krylov_descent.laboratory.settings import RunSettings
+from krylov_descent.laboratory.training import Training
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
 from krylov_descent.runtime.ranks import Ranks
 from krylov_descent.runtime.torchrun import under_torchrun
@@ -31,24 +28,6 @@ from krylov_descent.runtime.torchrun import under_torchrun
 EXIT_INTERRUPTED = 130
 # Signals that end a run like Ctrl-C; Windows lacks the second.
 ENDS = ("SIGTERM", "SIGHUP")
-CHECKPOINT_SECONDS = 30.0
-
-console, complaints = Console(), Console(stderr=True)
-
-
-def only_the_first_speaks(leads: bool) -> None:
-    """Of several processes rank 0 prints; what goes wrong on another one it is told."""
-    console.quiet = complaints.quiet = not leads
-
-
-def say(line: str) -> None:
-    """Print a line as it is, however long."""
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def complain(line: str) -> None:
-    """Print a line about what did not go as asked, as it is."""
-    complaints.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def run(

@@ -3,10 +3,11 @@
 import time
 from dataclasses import asdict
 
+from krylov_descent.laboratory.limits import Ending
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.record import Row, RunFolder
-from krylov_descent.laboratory.runs import RunSettings, check_same, describe
-from krylov_descent.laboratory.training import Ending
+from krylov_descent.laboratory.runs import check_same, describe
+from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
 
 

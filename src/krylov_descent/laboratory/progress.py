@@ -7,10 +7,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
+from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.problems.problem import Metric
 from krylov_descent.laboratory.rbm import PretrainingEpoch
 from krylov_descent.laboratory.record import Row
-from krylov_descent.laboratory.training import Limits
+from krylov_descent.laboratory.waiting import clock
 from krylov_descent.optimizers.result import StepResult
 
 
@@ -78,9 +79,9 @@ class LiveLine:
             cells["rank"] = str(result.rank)
         if result is not None and result.evaluations:
             cells["evals"] = str(result.evaluations)
-        cells["time"] = _clock(row["seconds"])
+        cells["time"] = clock(row["seconds"])
         if (left := self._seconds_left(row)) is not None:
-            cells["left"] = _clock(left)
+            cells["left"] = clock(left)
         return cells
 
     def _seconds_left(self, row: Row) -> float | None:
@@ -109,11 +110,3 @@ class LiveLine:
     def _print(self, line: str) -> None:
         self._logged, self._waiting = time.monotonic(), None
         self._console.print(line, highlight=False, soft_wrap=True)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

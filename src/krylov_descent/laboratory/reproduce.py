@@ -13,10 +13,10 @@ from typing import Any
 
 from krylov_descent.laboratory import sequence_exhibit
 from krylov_descent.laboratory.choices import unknown_name
+from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.problems import speech, starcraft
 from krylov_descent.laboratory.record import RunFolder
-from krylov_descent.laboratory.runs import RunSettings
-from krylov_descent.laboratory.training import Limits
+from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
 
 PAPER, BEST, HF = "KSD, paper's settings", "KSD, best settings", "HF"

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from krylov_descent.laboratory.limits import Ending
 from krylov_descent.laboratory.record import Row, RunFolder, explained
 from krylov_descent.laboratory.repeats import estimate
 from krylov_descent.laboratory.reproduce import BEST, DIAGONAL, HF, PAPER, Cell, Exhibit, by_line
-from krylov_descent.laboratory.training import Ending
 
 # Endings that say nothing about how long the run would have taken.
 CUT_SHORT = [e.name.lower() for e in (Ending.ITERATIONS, Ending.SECONDS, Ending.PASSES)]

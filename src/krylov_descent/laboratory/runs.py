@@ -6,9 +6,8 @@ resumed, repeated and reported on without knowing how it was started.
 
 import json
 import platform
-import shlex
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,73 +17,17 @@ import krylov_descent
 from krylov_descent.laboratory.choices import unknown_name
 from krylov_descent.laboratory.contenders import competitor, contender
 from krylov_descent.laboratory.events import with_events
+from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.problems import PROBLEMS, load_problem
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.rbm import Report
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
-from krylov_descent.laboratory.training import Limits, OnRow, Training
+from krylov_descent.laboratory.settings import RunSettings
+from krylov_descent.laboratory.training import OnRow, Training
 from krylov_descent.laboratory.yardsticks import Yardstick
 from krylov_descent.runtime.ranks import Ranks
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """Everything a run depends on.
-
-    Attributes:
-        problem: its name.
-        problem_options: as `load_problem` takes them, `size` among them.
-        optimizer: a contender's name, or a dotted path to a torch optimiser.
-        optimizer_options: as the optimiser takes them.
-        initialization: of the weights; the problem's own if None.
-        seed: of starting weights and optimiser.
-        device: "cpu", "cuda", "cuda:1", …
-        dtype: "float32" or "float64"; the problem's own if None.
-        limits: when to stop.
-    """
-
-    problem: str
-    problem_options: dict[str, Any] = field(default_factory=dict)
-    optimizer: str = "ksd"
-    optimizer_options: dict[str, Any] = field(default_factory=dict)
-    initialization: str | None = None
-    seed: int = 0
-    device: str = "cpu"
-    dtype: str | None = None
-    limits: Limits = field(default_factory=Limits)
-
-    @property
-    def precision(self) -> torch.dtype:
-        """The dtype of the network.
-
-        Raises:
-            UnknownNameError: no such dtype; the nearest is suggested.
-        """
-        entry = PROBLEMS.get(self.problem)
-        return find_dtype(self.dtype or (entry.dtype if entry else "float32"))
-
-    def command(self, folder: Path) -> str:
-        """The shell line that makes this run."""
-        words = ["ksd", "train", self.problem, "--optimizer", self.optimizer]
-        for flag, options in (
-            ("--problem-set", self.problem_options),
-            ("--set", self.optimizer_options),
-        ):
-            for key, value in options.items():
-                words += [flag, f"{key}={value}"]
-        if self.initialization:
-            words += ["--initialization", self.initialization]
-        words += ["--seed", str(self.seed), "--device", self.device]
-        if self.dtype is not None:
-            words += ["--dtype", self.dtype]
-        for flag in ("iterations", "seconds", "passes", "target"):
-            if (limit := getattr(self.limits, flag)) is not None:
-                words += [f"--{flag}", str(limit)]
-        if self.limits.early_stop is None:
-            words.append("--no-early-stop")
-        return shlex.join([*words, "--folder", str(folder)])
 
 
 def find_device(name: str) -> torch.device:
@@ -115,6 +58,16 @@ def find_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
+def precision_of(settings: RunSettings) -> torch.dtype:
+    """The dtype of the network.
+
+    Raises:
+        UnknownNameError: no such dtype; the nearest is suggested.
+    """
+    entry = PROBLEMS.get(settings.problem)
+    return find_dtype(settings.dtype or (entry.dtype if entry else "float32"))
+
+
 def _name_of(dtype: torch.dtype) -> str:
     return next(name for name, known in DTYPES.items() if known is dtype)
 
@@ -127,7 +80,7 @@ def load(settings: RunSettings, data_folder: Path | None = None) -> Problem:
         ValueError: no such device, or an option does not take such a value.
         DataError: the data cannot be had.
     """
-    device, dtype = find_device(settings.device), settings.precision
+    device, dtype = find_device(settings.device), precision_of(settings)
     options = settings.problem_options
     try:
         problem = load_problem(settings.problem, folder=data_folder, **options)
@@ -168,7 +121,7 @@ def prepare(
         raise unknown_name("initialisation", str(settings.initialization), problem.initializations)
     if resume and ranks.leads:
         check_same(folder, settings)
-    where = find_device(settings.device), settings.precision
+    where = find_device(settings.device), precision_of(settings)
     # What is wrong with the settings is found here, before pretraining and before anything is
     # written; the starting weights come last.
     model = problem.make_model(settings.seed, "torch", *where)
@@ -218,7 +171,7 @@ def check_fitness(settings: RunSettings, problem: Problem) -> None:
     if isinstance(entry, Yardstick):
         entry.check(problem, options)
     else:
-        model = problem.make_model(settings.seed, "torch", dtype=settings.precision)
+        model = problem.make_model(settings.seed, "torch", dtype=precision_of(settings))
         entry.make(problem, model, settings.seed, options)
 
 
@@ -268,7 +221,7 @@ def describe(settings: RunSettings, problem: Problem, folder: RunFolder) -> dict
         "initialization": settings.initialization or problem.initialization,
         "seed": settings.seed,
         "device": settings.device,
-        "dtype": _name_of(settings.precision),
+        "dtype": _name_of(precision_of(settings)),
         "limits": asdict(settings.limits),
         "versions": {
             "krylov-descent": krylov_descent.__version__,
