@@ -25,7 +25,7 @@ from krylov_descent.laboratory.sources import DataError
 
 SEEDS = (0,)
 # Where the search begins, and the most rates that are tried.
-FIRST_RATES = {"adam": 0.001, "adamw": 0.001, "sgd": 0.01}
+FIRST_RATES = {"adam": 0.001, "adamw": 0.001, "sgd": 0.001}
 RATES_AT_FIRST, MOST_RATES = 4, 8
 # Rate to error: infinite for a rate with which nothing is learnt.
 Errors = dict[float, float]
