@@ -42,7 +42,7 @@ OPTIMIZERS = {
 }
 STEPS = 6
 ENDLESS = 100_000  # steps of a run that will not have ended when the test gets round to it
-NOT_COMPARED = ("seconds", "phases")
+NOT_COMPARED = ("seconds", "cpu_seconds", "phases")
 WAIT = 300.0  # a busy machine may take a minute to import torch
 
 

@@ -19,7 +19,7 @@ from tests.distributed import killed_once, on_two_disks, work
 from tests.distributed.group import Group
 
 STEPS = 5
-NOT_COMPARED = ("seconds", "phases")
+NOT_COMPARED = ("seconds", "cpu_seconds", "phases")
 ROOT = Path(__file__).parents[2]
 
 

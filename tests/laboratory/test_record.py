@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,36 @@ def test_a_damaged_file_is_named(folder: RunFolder, name: str) -> None:
     (folder.path / name).write_text('{"ending": "ite')
     with pytest.raises(ValueError, match=f"{name} is damaged: it is not JSON"):
         _ = folder.config() and folder.finished
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '"config"', "null"])
+def test_what_is_no_object_is_told(folder: RunFolder, content: str) -> None:
+    (folder.path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"config\.json is damaged: it is not a JSON object"):
+        folder.config()
+
+
+def test_what_is_no_text_is_told(folder: RunFolder) -> None:
+    for name, read in (("metrics.jsonl", folder.rows), ("config.json", folder.config)):
+        path = folder.path / name
+        path.write_bytes(path.read_bytes()[:5] + b"\xff\xfe")
+        with pytest.raises(ValueError, match=f"{path} is damaged: it is not a text in UTF-8"):
+            read()
+
+
+def test_every_file_is_strict_json(folder: RunFolder) -> None:
+    odd = {"iteration": 4, "train": math.nan, "ritz_values": [1.0, -math.inf], "terms": {"a": 2.0}}
+    plain = odd | {"train": None, "ritz_values": [1.0, None]}
+    folder.append(odd)
+    folder.finish({"ending": "stuck", "last": odd})
+    folder.go_on(CONFIG | {"options": {"damping": math.inf}})
+    folder.finish({"ending": "stuck", "last": odd})
+    assert folder.rows()[4] == folder.rewind(4)[4] == plain
+    assert folder.outcome() == {"ending": "stuck", "last": plain}
+    assert folder.config()["options"] == {"damping": None}
+    for path in folder.path.iterdir():
+        for word in ("NaN", "Infinity"):
+            assert word not in path.read_text()
 
 
 def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ from krylov_descent.laboratory.exhibit_lines import headings, legend, lines
 from krylov_descent.laboratory.figures import draw_convergence
 from krylov_descent.laboratory.limits import Ending
 from krylov_descent.laboratory.problems.problem import Problem
+from krylov_descent.laboratory.progress import places
 from krylov_descent.laboratory.record import RunFolderError
 from krylov_descent.laboratory.reproduce import Cell, Exhibit, exhibit
 from krylov_descent.laboratory.results import summarize
 from krylov_descent.laboratory.runs import load
+from krylov_descent.laboratory.waiting import waiting
 
 
 def reproduce(
@@ -63,17 +65,21 @@ def _begun(chosen: Exhibit, base: Path) -> bool:
 
 
 def _fill(wanted: Exhibit, cells: Iterable[Cell], base: Path, data: Path | None) -> None:
-    loaded: dict[str, Problem] = {}
+    missing = []
     for cell in cells:
-        target = cell.folder(base)
-        if is_there(cell.settings, target):
+        if is_there(cell.settings, cell.folder(base)):
             say(f"{cell.title}: there already")
-            continue
+        else:
+            missing.append(cell)
+    loaded: dict[str, Problem] = {}
+    for cell, place in zip(missing, places([c.settings.limits for c in missing]), strict=True):
         say(cell.title)
         needed = f"{cell.row}, split {cell.split}"
         if needed not in loaded:
-            loaded = {needed: load(cell.settings, data)}  # one at a time: they are large
-        ending = run(cell.settings, loaded[needed], target, resume=target.started)
+            with waiting(console, f"loading {needed if cell.split is not None else cell.row}"):
+                loaded = {needed: load(cell.settings, data)}  # one at a time: they are large
+        target = cell.folder(base)
+        ending = run(cell.settings, loaded[needed], target, resume=target.started, place=place)
         if ending is Ending.INTERRUPTED:
             say_interrupted(target, "the same command")
             raise typer.Exit(EXIT_INTERRUPTED)

@@ -8,8 +8,9 @@ from rich.table import Table
 
 from krylov_descent.cli.speaking import console, say
 from krylov_descent.laboratory.choices import unknown_name
-from krylov_descent.laboratory.contenders import CONTENDERS, competitor
+from krylov_descent.laboratory.contenders import CONTENDERS, PAPER, competitor
 from krylov_descent.laboratory.problems import PROBLEMS
+from krylov_descent.laboratory.problems.tuned_rates import RATES
 from krylov_descent.laboratory.signatures import Option
 from krylov_descent.laboratory.sources import (
     FOLDER_VARIABLE,
@@ -46,6 +47,22 @@ def optimizers(name: str | None) -> None:
     entry = competitor(name)
     say(f"{entry.title}. {entry.summary}")
     _show_options("--set", entry.options)
+    if name == PAPER:
+        say(f"K, the dimension, is {_paper_dimensions()}. Nothing else has settings in the paper.")
+    for rates in RATES.values():
+        if name in rates:
+            say(f"Rate: {rates[name]}")
+    if any(name in rates for rates in RATES.values()):
+        say("Elsewhere the rate is not tuned: give one with --set lr=NUMBER")
+
+
+def _paper_dimensions() -> str:
+    """K of each problem that the paper trained."""
+    rows: dict[int, list[str]] = {}
+    for problem in PROBLEMS.values():
+        if problem.paper_dimension is not None:
+            rows.setdefault(problem.paper_dimension, []).append(problem.name)
+    return " and ".join(f"{k} for {', '.join(names)}" for k, names in rows.items())
 
 
 def data_list(data: Path | None) -> None:

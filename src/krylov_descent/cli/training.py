@@ -21,6 +21,7 @@ from krylov_descent.laboratory.gallery import pictures
 from krylov_descent.laboratory.limits import Ending
 from krylov_descent.laboratory.problems import PROBLEMS
 from krylov_descent.laboratory.problems.problem import Problem as LoadedProblem
+from krylov_descent.laboratory.progress import places
 from krylov_descent.laboratory.record import RunFolder
 from krylov_descent.laboratory.report import write_report
 from krylov_descent.laboratory.runs import (
@@ -126,16 +127,24 @@ def compare(shared: RunSettings, optimizers: list[str], base: Path, data: Path |
         loaded = load(shared, data)
     shared = replace(shared, initialization=initialization or loaded.initialization)
     contest = [(replace(shared, optimizer=name), RunFolder(base / name)) for name in chosen]
-    for settings, target in contest:  # all of them before the first is run
-        check_fitness(settings, loaded)
-        is_there(settings, target)  # refuses the folder of another run
+    with waiting(console, "checking the settings"):
+        for settings, target in contest:  # all of them before the first is run
+            check_fitness(settings, loaded)
+            is_there(settings, target)  # refuses the folder of another run
+    waiting_runs = []
     for settings, target in contest:
         title = competitor(settings.optimizer).title
         if is_there(settings, target):
             say(f"{title}: there already")
         elif (made := longer_seconds(settings, target)) is not None:
             say(f"{title}: there already, made with {made:g} s")
-        elif run(settings, loaded, target, resume=target.started) is Ending.INTERRUPTED:
+        else:
+            waiting_runs.append((settings, target))
+    for (settings, target), place in zip(
+        waiting_runs, places([settings.limits for settings, _ in waiting_runs]), strict=True
+    ):
+        ending = run(settings, loaded, target, resume=target.started, place=place)
+        if ending is Ending.INTERRUPTED:
             say_interrupted(target, "the same command")
             raise typer.Exit(EXIT_INTERRUPTED)
     targets = [target for _, target in contest]

@@ -12,9 +12,10 @@ from torch import nn
 
 from krylov_descent.cli.speaking import console, say
 from krylov_descent.laboratory.checkpoint import load_checkpoint
+from krylov_descent.laboratory.devices import find_device, precision_of
 from krylov_descent.laboratory.problems import load_problem, speech
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
-from krylov_descent.laboratory.runs import find_device, precision_of, settings_in
+from krylov_descent.laboratory.runs import settings_in
 from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.sources import inventory
 from krylov_descent.laboratory.speech.alignment_figure import clean_examples, draw_alignments

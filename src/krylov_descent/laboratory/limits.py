@@ -12,6 +12,7 @@ class Ending(Enum):
     ITERATIONS = "the limit on iterations was reached"
     SECONDS = "the time limit was reached"
     PASSES = "the limit on passes over the data was reached"
+    DIVERGED = "the loss or a step was NaN or infinite, several times in a row"
     STUCK = "the optimiser found no step to take, several times in a row"
     FITTED = "the method has no iterations to go on with"
     INTERRUPTED = "it was interrupted"

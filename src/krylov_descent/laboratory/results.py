@@ -1,6 +1,5 @@
 """What the cells of an exhibit found: errors, time ratios, and all of it as one JSON file."""
 
-import json
 import math
 import statistics
 from collections.abc import Iterable
@@ -9,9 +8,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from krylov_descent.laboratory.limits import Ending
-from krylov_descent.laboratory.record import Row, RunFolder, explained
-from krylov_descent.laboratory.repeats import estimate
-from krylov_descent.laboratory.reproduce import BEST, DIAGONAL, HF, PAPER, Cell, Exhibit, by_line
+from krylov_descent.laboratory.record import Row, RunFolder, explained, strict_json
+from krylov_descent.laboratory.repeats import Estimate, estimate
+from krylov_descent.laboratory.reproduce import (
+    BEST,
+    DEFAULTS,
+    DIAGONAL,
+    HF,
+    PAPER,
+    Cell,
+    Exhibit,
+    by_line,
+)
 
 # Endings that say nothing about how long the run would have taken.
 CUT_SHORT = [e.name.lower() for e in (Ending.ITERATIONS, Ending.SECONDS, Ending.PASSES)]
@@ -42,9 +50,10 @@ def time_ratio(ksd: RunFolder, hf: RunFolder) -> Ratio | None:
         return None
     cut = [(folder.outcome() or {})["ending"] in CUT_SHORT for folder in (ksd, hf)]
     ours, theirs = ksd.rows(), hf.rows()
-    worse = max(ours[-1]["train"], theirs[-1]["train"])
+    lasts = [rows[-1]["train"] for rows in (ours, theirs)]
+    worse = -math.inf if None in lasts else max(lasts)
     reached = [
-        next((row["seconds"] for row in rows if row["train"] <= worse), None)
+        next((row["seconds"] for row in rows if is_at_most(row["train"], worse)), None)
         for rows in (ours, theirs)
     ]
     return Ratio(
@@ -54,9 +63,14 @@ def time_ratio(ksd: RunFolder, hf: RunFolder) -> Ratio | None:
     )
 
 
+def is_at_most(error: float | None, level: float) -> bool:
+    """Whether an error is a number, and not above a level."""
+    return error is not None and error <= level
+
+
 def ratio_of(cell: Cell, base: Path) -> Ratio | None:
     """The time ratio of a table's cell; None for HF itself, and where there is none yet."""
-    if cell.column not in (PAPER, BEST, DIAGONAL):
+    if cell.column not in (PAPER, BEST, DEFAULTS, DIAGONAL):
         return None
     return time_ratio(cell.folder(base), replace(cell, column=HF).folder(base))
 
@@ -79,7 +93,7 @@ def summarize(exhibit: Exhibit, base: Path) -> Path:
             found |= {
                 "outcome": {key: _short(value) for key, value in outcome.items()},
                 "optimizer": config["optimizer"],
-                "versions": config["versions"],
+                **{key: config[key] for key in ("environment", "versions") if key in config},
                 "command": config["command"],
             }
             if cell.split is None:  # the curves of all splits would be most of the file
@@ -93,22 +107,29 @@ def summarize(exhibit: Exhibit, base: Path) -> Path:
     content = {"title": exhibit.title, "cells": cells, "means": _means(exhibit, base)}
     with explained(f"{path} cannot be written"):
         base.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        path.write_text(strict_json(content, indent=1) + "\n", "utf-8")
     return path
 
 
 def _means(exhibit: Exhibit, base: Path) -> list[dict[str, Any]]:
     """The errors of the rows that are repeated over splits, with their intervals."""
-    found = []
+    means = []
     for (row, column), cells in by_line(exhibit.cells).items():
         outcomes = outcomes_of(cells, base)
         if cells[0].split is not None and outcomes:
             errors = {
-                name: asdict(estimate([outcome["best"][name] for outcome in outcomes]))
+                name: asdict(found)
                 for name in ("train", "test")
+                if (found := estimate_of(outcomes, name)) is not None
             }
-            found.append({"row": row, "column": column, **errors})
-    return found
+            means.append({"row": row, "column": column, **errors})
+    return means
+
+
+def estimate_of(outcomes: Iterable[dict[str, Any]], part: str) -> Estimate | None:
+    """The mean error on a part of the data; None where one is not a number."""
+    errors = [outcome["best"][part] for outcome in outcomes]
+    return None if None in errors else estimate(errors)
 
 
 def outcomes_of(cells: Iterable[Cell], base: Path) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from krylov_descent.laboratory.choices import check_seed
 from krylov_descent.laboratory.limits import Limits
 
 
@@ -33,6 +34,9 @@ class RunSettings:
     device: str = "cpu"
     dtype: str | None = None
     limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
     def command(self, folder: Path) -> str:
         """The shell line that makes this run."""

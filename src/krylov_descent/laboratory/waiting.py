@@ -24,6 +24,7 @@ def waiting(console: Console, what: str) -> Iterator[None]:
 
     with Live(get_renderable=line, console=console, transient=True) as live:
         _shown.append(live)
+        live.refresh()
         try:
             yield
         finally:

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from krylov_descent.laboratory.physics.equation import Equation
 from krylov_descent.laboratory.physics.equations import EQUATIONS
 from krylov_descent.laboratory.problems.problem import Metric, Problem, Size, Split
+from krylov_descent.laboratory.problems.tuned_rates import RATES
 
 START = "glorot-normal"
-# Of Adam with all points at each step: the best of 0.001, 0.003 and 0.01 on the small Poisson net.
-RATE = 0.01
+# The form whose rates are taken for all equations, as an epoch is one step on all points.
+TUNED_ON = "poisson-2d-small"
 METRIC = "relative L2 error of the solution"
 
 
@@ -68,7 +69,8 @@ def load_equation(
         criterion=nn.MSELoss(),
         metric=Metric(METRIC, "", squared_error, root=True),
         terms=equation.make_terms,
-        suited={name: {"lr": RATE, "batch_size": points} for name in ("adam", "adamw")},
+        suited={name: {"batch_size": points} for name in RATES[TUNED_ON]},
+        rates=RATES[TUNED_ON],
         weight_decay=0.0,
     )
 
