@@ -26,7 +26,7 @@ from krylov_descent.laboratory.sources import DataError
 SEEDS = (0,)
 # Where the search begins, and the most rates that are tried.
 FIRST_RATES = {"adam": 0.001, "adamw": 0.001, "sgd": 0.001}
-RATES_AT_FIRST, MOST_RATES = 4, 8
+RATES_AT_FIRST, MOST_RATES = 4, 10
 # Rate to error: infinite for a rate with which nothing is learnt.
 Errors = dict[float, float]
 
@@ -48,13 +48,27 @@ class Form:
     options: dict[str, Any] = field(default_factory=lambda: {"size": "small"})
 
 
+# An epoch is one step on all points. There is no weight decay, so AdamW is Adam.
+EQUATIONS = {
+    "poisson-2d-small": 1_500,
+    "poisson-2d-medium": 400,
+    "heat-1d": 700,
+    "convection-30": 250,
+    "convection-40": 250,
+    "reaction": 240,
+    "wave": 200,
+    "helmholtz": 200,
+    "burgers": 100,
+    "allen-cahn": 100,
+}
 FORMS = {
     "curves-small": Form(problem="curves", epochs=150),
     "mnist-autoencoder-small": Form(problem="mnist-autoencoder", epochs=110),
     "mnist-classifier-small": Form(problem="mnist-classifier", epochs=250),
-    "poisson-2d-small": Form(
-        problem="poisson-2d-small", epochs=1_500, methods=("adam", "adamw"), options={}
-    ),
+    **{
+        name: Form(problem=name, epochs=epochs, methods=("adam",), options={})
+        for name, epochs in EQUATIONS.items()
+    },
 }
 
 
