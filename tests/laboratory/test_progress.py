@@ -1,4 +1,5 @@
 import io
+import math
 import re
 import time
 from typing import Any
@@ -165,4 +166,4 @@ def test_the_time_that_all_runs_take() -> None:
 
 
 def test_an_error_that_is_no_number_is_told() -> None:
-    assert "train NaN" in shown(row(0, 0.0) | {"train": None})
+    assert "train NaN" in shown(row(0, 0.0) | {"train": math.nan})

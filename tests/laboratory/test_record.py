@@ -1,3 +1,4 @@
+import json
 import math
 from pathlib import Path
 
@@ -122,19 +123,19 @@ def test_what_is_no_text_is_told(folder: RunFolder) -> None:
             read()
 
 
-def test_every_file_is_strict_json(folder: RunFolder) -> None:
-    odd = {"iteration": 4, "train": math.nan, "ritz_values": [1.0, -math.inf], "terms": {"a": 2.0}}
-    plain = odd | {"train": None, "ritz_values": [1.0, None]}
-    folder.append(odd)
-    folder.finish({"ending": "stuck", "last": odd})
-    folder.go_on(CONFIG | {"options": {"damping": math.inf}})
-    folder.finish({"ending": "stuck", "last": odd})
-    assert folder.rows()[4] == folder.rewind(4)[4] == plain
-    assert folder.outcome() == {"ending": "stuck", "last": plain}
-    assert folder.config()["options"] == {"damping": None}
+def test_every_file_is_strict_json_and_gives_back_every_number(folder: RunFolder) -> None:
+    odd = {"iteration": 4, "train": -math.inf, "ritz_values": [1.0, math.inf], "terms": {"a": 2.0}}
+    folder.append(odd | {"test": math.nan})
+    folder.go_on(CONFIG | {"options": {"damping": math.inf, "pair": (1, math.inf)}})
+    folder.finish({"ending": "diverged", "last": odd})
+    for row in (folder.rows()[4], folder.rewind(4)[4], folder.rows()[4]):
+        assert math.isnan(row.pop("test"))
+        assert row == odd
+    assert folder.outcome() == {"ending": "diverged", "last": odd}
+    assert folder.config()["options"] == {"damping": math.inf, "pair": [1, math.inf]}
     for path in folder.path.iterdir():
-        for word in ("NaN", "Infinity"):
-            assert word not in path.read_text()
+        for text in [path.read_text()] if path.suffix == ".json" else path.read_text().splitlines():
+            json.loads(text, parse_constant=pytest.fail)
 
 
 def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from krylov_descent.laboratory.fitting import fit_yardstick
 from krylov_descent.laboratory.limits import Ending
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.progress import LiveLine, Place, fitting
-from krylov_descent.laboratory.record import Row, RunFolder, RunFolderError
+from krylov_descent.laboratory.record import RunFolder, RunFolderError
 from krylov_descent.laboratory.runs import check_same, forget_beginning, prepare, settings_in
 from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.training import Training
@@ -193,17 +193,13 @@ def _outcome(problem: Problem, folder: RunFolder) -> dict[str, str]:
     if outcome is None:
         return dict(zip(HEADINGS, [title, *["-"] * 6, "unfinished"], strict=True))
     best, last = outcome["best"], outcome["last"]
-    errors = (_error(problem, best, part) for part in ("train", "validation", "test"))
+    errors = (
+        "-" if best[part] is None else problem.metric.text(best[part])
+        for part in ("train", "validation", "test")
+    )
     cost = str(last["iteration"]), f"{last['passes']:.1f}", f"{last['seconds']:.1f}"
     ending = outcome["ending"].replace("_", " ")
     return dict(zip(HEADINGS, [title, *errors, *cost, ending], strict=True))
-
-
-def _error(problem: Problem, row: Row, part: str) -> str:
-    """An error for people; what is not validated has none."""
-    if row[part] is None:
-        return "-" if part == "validation" else "NaN"
-    return problem.metric.text(row[part])
 
 
 def _notes(folders: Iterable[RunFolder]) -> Iterator[str]:

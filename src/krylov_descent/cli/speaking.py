@@ -9,7 +9,7 @@ from rich.console import Console
 
 # What a terminal shows in place of signs that it has no letters for.
 PLAIN = {"×": "x", "–": "-", "—": "-", "−": "-", "…": "...", "≤": "<=", "≥": ">=", "·": "|"}
-PLAIN |= {"λ": "lambda", "θ": "theta", "ρ": "rho", "Δ": "Laplacian "}
+PLAIN |= {"∂": "d", "‖": "||", "√": "sqrt", "∇": "grad ", "Δ": "Laplacian "}
 
 console, complaints = Console(), Console(stderr=True)
 
@@ -19,8 +19,16 @@ def _in_plain_letters(problem: UnicodeError) -> tuple[str, int]:
     if not isinstance(problem, UnicodeEncodeError):
         raise problem
     signs = problem.object[problem.start : problem.end]
-    plain = (PLAIN.get(s) or unicodedata.normalize("NFKD", s)[0] for s in signs)
-    return "".join(s if s.isascii() else "?" for s in plain), problem.end
+    return "".join(PLAIN.get(sign) or _letters_of(sign) for sign in signs), problem.end
+
+
+def _letters_of(sign: str) -> str:
+    """Greek by name, fractions and accents by their parts."""
+    name = unicodedata.name(sign, "")
+    if name.startswith("GREEK SMALL LETTER "):
+        return name.split()[3].lower()
+    parts = unicodedata.normalize("NFKD", sign).replace("\u2044", "/")
+    return "".join(part for part in parts if part.isascii()) or "?"
 
 
 codecs.register_error("plain letters", _in_plain_letters)

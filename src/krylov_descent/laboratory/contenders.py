@@ -54,8 +54,8 @@ class Contender:
         kind: the optimiser's class.
         behind: the torch optimiser that a `FirstOrder` drives.
         presets: settings that replace the class's defaults.
-        settings: of the problem, which replace those. The rate that the method was tuned to
-            (`Problem.rates`) and what `Problem.suited` says replace both, and the user's options
+        settings: of the problem, which replace those. What `Problem.suited` says, and the rate
+            that the method was tuned to (`Problem.rates`), replace both, and the user's options
             replace all of them.
     """
 
@@ -131,8 +131,8 @@ class Contender:
             **decay,
             **self.presets,
             **self.settings(problem),
-            **({"lr": tuned.rate} if tuned else {}),
             **problem.suited.get(self.name, {}),
+            **({"lr": tuned.rate} if tuned else {}),
             **options,
         }
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from krylov_descent.laboratory import sequence_exhibit
-from krylov_descent.laboratory.repeats import Estimate
+from krylov_descent.laboratory.repeats import Estimate, estimate
 from krylov_descent.laboratory.reproduce import Cell, Exhibit, by_line
-from krylov_descent.laboratory.results import Ratio, estimate_of, outcomes_of, ratio_of_line
+from krylov_descent.laboratory.results import Ratio, outcomes_of, ratio_of_line
 from krylov_descent.laboratory.sequence_exhibit import verdict
 
 Line = list[str]
@@ -73,7 +73,10 @@ def _errors(cells: list[Cell], base: Path) -> list[Line]:
             continue
         problem = line[0].folder(base).config()["problem"]
         unit = problem["metric"]["unit"]
-        errors = [_estimate(estimate_of(outcomes, part), unit) for part in ("train", "test")]
+        errors = [
+            _estimate(estimate([outcome["best"][part] for outcome in outcomes]), unit)
+            for part in ("train", "test")
+        ]
         found.append([column, *errors, *_ratios(ratio_of_line(line, base))])
         published = [_published(row, unit) for row in problem["published"] if row["time"]]
     return found + published
@@ -90,10 +93,8 @@ def _error(value: float | None, unit: str) -> str:
     return f"{100 * value:.2f}%" if unit == "%" else f"{value:.3g}"
 
 
-def _estimate(found: Estimate | None, unit: str) -> str:
+def _estimate(found: Estimate, unit: str) -> str:
     """A mean with its 95% interval, where it is one of several splits."""
-    if found is None:
-        return "NaN"
     if found.half_width is None:
         return _error(found.mean, unit)
     scale, digits = (100, ".1f") if unit == "%" else (1, ".3g")

@@ -30,7 +30,7 @@ def draw_convergence(runs: Mapping[str, RunFolder], path: Path, *, title: str, e
     there = False
     for index, (name, folder) in enumerate(runs.items()):
         # A logarithm has no place for the start or an error of zero.
-        rows = [row for row in folder.rows() if row["seconds"] > 0 and (row["train"] or 0) > 0]
+        rows = [row for row in folder.rows() if row["seconds"] > 0 and row["train"] > 0]
         there = there or bool(rows)
         axes.plot(
             [row["seconds"] for row in rows],

@@ -152,9 +152,9 @@ class LiveLine:
         cells = {"iteration": str(row["iteration"])}
         if result is not None:
             cells["loss"] = f"{result.loss:.6g}"
-        cells["train"] = self._error(row["train"])
+        cells["train"] = self._metric.text(row["train"])
         if row["validation"] is not None:
-            cells["validation"] = self._error(row["validation"])
+            cells["validation"] = self._metric.text(row["validation"])
         if result is not None and result.rank:
             cells["rank"] = str(result.rank)
         if result is not None and result.evaluations:
@@ -166,9 +166,6 @@ class LiveLine:
         if left is not None and after:
             cells["all runs"] = clock(left + after)
         return cells
-
-    def _error(self, value: float | None) -> str:
-        return "NaN" if value is None else self._metric.text(value)
 
     def _seconds_left(self, row: Row) -> float | None:
         """Until the nearest limit, at the pace so far; early stopping may come before."""

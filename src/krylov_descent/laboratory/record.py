@@ -6,8 +6,8 @@ checkpoint.pt     everything needed to go on exactly
 outcome.json      how it ended
 lock              who writes here, while someone does
 
-All of them but the checkpoint are JSON as its standard has it, which knows no NaN: a number that is
-not finite is null.
+All of them but the checkpoint are JSON as its standard has it. That knows no numbers which are not
+finite: they are the texts "NaN", "Infinity" and "-Infinity" there, and numbers again when read.
 """
 
 import json
@@ -167,7 +167,7 @@ class RunFolder:
             return
         for line in _text_of(self._metrics).splitlines():
             try:
-                yield finite(json.loads(line))
+                yield _with_numbers(json.loads(line))
             except json.JSONDecodeError:
                 return  # the line a killed process was writing, and nothing comes after it
 
@@ -185,18 +185,27 @@ def _beside(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 
 
-def finite(value: Any) -> Any:
-    """The value with None for each number in it that is NaN or infinite."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def strict_json(content: Any, indent: int | None = None) -> str:
-    """JSON that every reader takes: without NaN and Infinity."""
-    return json.dumps(finite(content), indent=indent, allow_nan=False)
+    """JSON that every reader takes; a number that is not finite is a text."""
+    return json.dumps(_with_texts(content), indent=indent, allow_nan=False)
+
+
+def _with_texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_texts(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_texts(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value)
+    return value
+
+
+def _with_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(item) for item in value]
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -213,7 +222,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: it is not JSON ({problem})") from problem
     if not isinstance(content, dict):
         raise ValueError(f"{path} is damaged: it is not a JSON object")
-    return content
+    found: dict[str, Any] = _with_numbers(content)
+    return found
 
 
 def _text_of(path: Path) -> str:

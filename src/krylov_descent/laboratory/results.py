@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from krylov_descent.laboratory.limits import Ending
 from krylov_descent.laboratory.record import Row, RunFolder, explained, strict_json
-from krylov_descent.laboratory.repeats import Estimate, estimate
+from krylov_descent.laboratory.repeats import estimate
 from krylov_descent.laboratory.reproduce import (
     BEST,
     DEFAULTS,
@@ -50,10 +50,9 @@ def time_ratio(ksd: RunFolder, hf: RunFolder) -> Ratio | None:
         return None
     cut = [(folder.outcome() or {})["ending"] in CUT_SHORT for folder in (ksd, hf)]
     ours, theirs = ksd.rows(), hf.rows()
-    lasts = [rows[-1]["train"] for rows in (ours, theirs)]
-    worse = -math.inf if None in lasts else max(lasts)
+    worse = max(ours[-1]["train"], theirs[-1]["train"])
     reached = [
-        next((row["seconds"] for row in rows if is_at_most(row["train"], worse)), None)
+        next((row["seconds"] for row in rows if row["train"] <= worse), None)
         for rows in (ours, theirs)
     ]
     return Ratio(
@@ -61,11 +60,6 @@ def time_ratio(ksd: RunFolder, hf: RunFolder) -> Ratio | None:
         bound="" if cut[0] == cut[1] else "at least" if cut[0] else "at most",
         to_worse=reached[0] / reached[1] if reached[0] is not None and reached[1] else None,
     )
-
-
-def is_at_most(error: float | None, level: float) -> bool:
-    """Whether an error is a number, and not above a level."""
-    return error is not None and error <= level
 
 
 def ratio_of(cell: Cell, base: Path) -> Ratio | None:
@@ -113,23 +107,16 @@ def summarize(exhibit: Exhibit, base: Path) -> Path:
 
 def _means(exhibit: Exhibit, base: Path) -> list[dict[str, Any]]:
     """The errors of the rows that are repeated over splits, with their intervals."""
-    means = []
+    found = []
     for (row, column), cells in by_line(exhibit.cells).items():
         outcomes = outcomes_of(cells, base)
         if cells[0].split is not None and outcomes:
             errors = {
-                name: asdict(found)
+                name: asdict(estimate([outcome["best"][name] for outcome in outcomes]))
                 for name in ("train", "test")
-                if (found := estimate_of(outcomes, name)) is not None
             }
-            means.append({"row": row, "column": column, **errors})
-    return means
-
-
-def estimate_of(outcomes: Iterable[dict[str, Any]], part: str) -> Estimate | None:
-    """The mean error on a part of the data; None where one is not a number."""
-    errors = [outcome["best"][part] for outcome in outcomes]
-    return None if None in errors else estimate(errors)
+            found.append({"row": row, "column": column, **errors})
+    return found
 
 
 def outcomes_of(cells: Iterable[Cell], base: Path) -> list[dict[str, Any]]:

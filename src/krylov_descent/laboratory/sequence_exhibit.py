@@ -4,7 +4,6 @@ The paper's last sentence says that KSD trains recurrent nets without structural
 stands beside Hessian-Free, Adam and SGD on the tasks of Martens & Sutskever 2011.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -58,5 +57,5 @@ def verdict(folder: RunFolder) -> Verdict | None:
     if outcome is None:
         return None
     best = outcome["best"]
-    error = math.nan if best["test"] is None else best["test"]
-    return Verdict(error=error, seconds=best["seconds"] if error < SOLVED else None)
+    seconds = best["seconds"] if best["test"] < SOLVED else None
+    return Verdict(error=best["test"], seconds=seconds)

@@ -10,6 +10,7 @@ On several ranks each has its own part of the data, and errors are those of all 
 alone reads and writes the folder, and decides when time is over.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,7 @@ from krylov_descent.laboratory.checkpoint import (
 )
 from krylov_descent.laboratory.limits import Ending, Limits
 from krylov_descent.laboratory.problems.problem import Problem, Split
-from krylov_descent.laboratory.record import Row, RunFolder, finite
+from krylov_descent.laboratory.record import Row, RunFolder
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.runtime.ranks import Ranks
@@ -192,8 +193,6 @@ class Training:
         }
         if result is not None:
             row |= account(result)
-            # As the file has it, so that a run that is resumed decides as an undisturbed one.
-            row = finite(row)
             self._refused = 0 if result.status.moved else self._refused + 1
         self._keep_best(row)
         self._rows.append(row)
@@ -223,7 +222,7 @@ class Training:
 
     def _keep_best(self, row: Row) -> None:
         error = row["validation"]
-        if error is None:
+        if error is None or not math.isfinite(error):
             return
         if not self._best or error < self._best["validation"]:
             model = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
@@ -257,16 +256,13 @@ class Training:
         limits, last = self.limits, self._rows[-1]
         if limits.early_stop is None or last["passes"] < limits.fewest_passes:
             return False
-        errors = [
-            (row["passes"], row["validation"])
-            for row in self._rows
-            if row["validation"] is not None
-        ]
-        past = (1 - limits.early_stop) * last["passes"]
-        before = min((error for passes, error in errors if passes <= past), default=None)
-        if before is None:
+        errors = [(row["passes"], row["validation"]) for row in self._rows]
+        if errors[-1][1] is None:
             return False
-        return bool(min(error for _, error in errors) >= (1 - limits.tolerance) * before)
+        past = (1 - limits.early_stop) * last["passes"]
+        before = min(error for passes, error in errors if passes <= past)
+        now = min(error for _, error in errors)
+        return bool(now >= (1 - limits.tolerance) * before)
 
     def _note(self) -> str | None:
         """What to know of the run's times; a CPU that waits for a GPU may rest."""

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from krylov_descent.laboratory.physics.equation import Equation
 from krylov_descent.laboratory.physics.equations import EQUATIONS
 from krylov_descent.laboratory.problems.problem import Metric, Problem, Size, Split
-from krylov_descent.laboratory.problems.tuned_rates import RATES
+from krylov_descent.laboratory.problems.tuned_rates import rates_of
 
 START = "glorot-normal"
-# The form whose rates are taken for all equations, as an epoch is one step on all points.
-TUNED_ON = "poisson-2d-small"
+# Of Adam on an equation that it was not tuned on.
+RATE = 0.01
 METRIC = "relative L2 error of the solution"
 
 
@@ -69,8 +69,9 @@ def load_equation(
         criterion=nn.MSELoss(),
         metric=Metric(METRIC, "", squared_error, root=True),
         terms=equation.make_terms,
-        suited={name: {"batch_size": points} for name in RATES[TUNED_ON]},
-        rates=RATES[TUNED_ON],
+        suited={name: {"lr": RATE, "batch_size": points} for name in ("adam", "adamw")},
+        # AdamW is Adam here, as there is no weight decay.
+        rates={name: rate for rate in rates_of(name).values() for name in ("adam", "adamw")},
         weight_decay=0.0,
     )
 

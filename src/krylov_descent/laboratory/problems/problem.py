@@ -46,6 +46,8 @@ class Metric:
 
     def text(self, value: float) -> str:
         """The value as a table shows it: 0.25, or 1.70% for 0.017."""
+        if math.isnan(value):
+            return "NaN"
         return f"{100 * value:.2f}%" if self.unit == "%" else f"{value:.3g}"
 
 
