@@ -132,11 +132,11 @@ def _error(settings: RunSettings, problem: Problem, rate: float, seed: int) -> f
         folder = RunFolder(Path(place) / "run")
         prepare(asked, problem, folder, checkpoint_seconds=float("inf")).run()
         outcome = folder.outcome()
-    reached = outcome["last"]["iteration"] if outcome else 0
-    error = outcome["best"]["validation"] if outcome else None
-    learnt = error is not None and reached == settings.limits.iterations
-    print(f"{settings.optimizer} with {rate:g}, seed {seed}: {error}", flush=True)
-    return float(error) if learnt else float("inf")
+    assert outcome is not None
+    ended = outcome["last"]["iteration"] == settings.limits.iterations
+    error = float(outcome["best"]["validation"]) if ended else float("inf")
+    print(f"{settings.optimizer} with {rate:g}, seed {seed}: {error:g}", flush=True)
+    return error
 
 
 def table(sections: Sections, device: torch.device) -> str:

@@ -1,5 +1,4 @@
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -26,32 +25,21 @@ def test_the_date_makes_no_difference_and_what_is_not_known_neither() -> None:
 
 
 def test_a_package_in_the_repository_of_another_has_no_commit(tmp_path: Path) -> None:
-    source = Path(krylov_descent.__file__).parent
-    copy = tmp_path / "theirs" / source.name
-    copy.mkdir(parents=True)
-    for path in ("__init__.py", "laboratory/__init__.py", "laboratory/environment.py"):
-        (copy / path).parent.mkdir(exist_ok=True)
-        (copy / path).write_text((source / path).read_text())
+    package = tmp_path / "libraries" / "package"
+    package.mkdir(parents=True)
+    assert commit(package) is None
     git = ["git", "-C", str(tmp_path), "-c", "user.name=A", "-c", "user.email=a@b"]
-    (tmp_path / "their.py").write_text("")
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "add", "their.py"], check=True)
-    subprocess.run([*git, "commit", "-qm", "Theirs"], check=True)
-
-    def told() -> str:
-        program = "from krylov_descent.laboratory.environment import commit; print(commit())"
-        ended = subprocess.run(
-            [sys.executable, "-c", program],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={"PYTHONPATH": str(copy.parent), "PATH": "/usr/bin:/bin"},
-        )
-        return ended.stdout.strip()
-
-    assert told() == "None"
-    subprocess.run([*git, "add", "theirs"], check=True)
-    assert told().endswith("+changes")
+    for file in (package / "__init__.py", tmp_path / "theirs.py"):
+        file.write_text("")
+    for words in (["init", "-q"], ["add", "theirs.py"], ["commit", "-qm", "Theirs"]):
+        subprocess.run([*git, *words], check=True)
+    commit.cache_clear()
+    assert commit(package) is None
+    subprocess.run([*git, "add", "libraries"], check=True)
+    commit.cache_clear()
+    assert (commit(package) or "").endswith("+changes")
     subprocess.run([*git, "commit", "-qm", "Ours"], check=True)
-    assert len(told()) == 40
-    assert commit() is None or len(commit() or "") >= 40
+    commit.cache_clear()
+    revision = commit(package)
+    assert revision is not None
+    assert len(revision) == 40

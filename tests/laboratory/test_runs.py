@@ -51,6 +51,7 @@ def test_the_configuration_is_complete_and_leads_back_to_the_settings(tmp_path: 
     config = folder.config()
     assert settings_in(folder) == replace(SETTINGS, initialization="glorot")
     assert config["problem"]["title"] == "Tiny"
+    assert config["problem"]["samples"] == {"train": 40, "validation": 16, "test": 16}
     assert config["problem"]["metric"] == {"name": "squared error per image", "unit": ""}
     assert config["optimizer"]["title"] == "KSD"
     settings = config["optimizer"]["settings"]

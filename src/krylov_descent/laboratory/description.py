@@ -20,13 +20,21 @@ def describe(settings: RunSettings, problem: Problem, folder: RunFolder) -> dict
     the values that they had.
     """
     entry, options = competitor(settings.optimizer), settings.optimizer_options
-    is_contender = isinstance(entry, Contender)
+    contender = entry if isinstance(entry, Contender) else None
     return {
         "problem": {
             "name": problem.name,
             "title": problem.title,
             "options": settings.problem_options,
             "settings": _problem_settings(settings),
+            "samples": {
+                name: 0 if split is None else len(split[0])
+                for name, split in (
+                    ("train", problem.train),
+                    ("validation", problem.validation),
+                    ("test", problem.test),
+                )
+            },
             "metric": {"name": problem.metric.name, "unit": problem.metric.unit},
             "published": [asdict(row) for row in problem.paper.published] if problem.paper else [],
         },
@@ -34,8 +42,8 @@ def describe(settings: RunSettings, problem: Problem, folder: RunFolder) -> dict
             "name": settings.optimizer,
             "title": entry.title,
             "options": options,
-            "settings": entry.effective(problem, options) if is_contender else {},
-            "rate": entry.rate(problem, options) if is_contender else None,
+            "settings": contender.effective(problem, options) if contender else {},
+            "rate": contender.rate(problem, options) if contender else None,
         },
         "initialization": settings.initialization or problem.initialization,
         "seed": settings.seed,

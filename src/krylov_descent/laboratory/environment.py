@@ -13,6 +13,7 @@ import torch
 
 import krylov_descent
 
+PACKAGE = Path(krylov_descent.__file__).parent
 # What does not tell one environment from another.
 WHEN = "date"
 
@@ -57,12 +58,11 @@ def cpu_name() -> str:
 
 
 @cache
-def commit() -> str | None:
-    """The commit of this package's checkout, with "+changes" where its files differ from it.
+def commit(folder: Path = PACKAGE) -> str | None:
+    """The commit of a package's checkout, with "+changes" where its files differ from it.
 
     None where the package is installed without its history, also inside of another repository.
     """
-    folder = Path(krylov_descent.__file__).parent
     if not output_of("git", "ls-files", "__init__.py", folder=folder):
         return None
     changes = output_of("git", "status", "--porcelain", "--", ".", folder=folder)

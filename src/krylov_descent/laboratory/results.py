@@ -87,9 +87,10 @@ def summarize(exhibit: Exhibit, base: Path) -> Path:
             found |= {
                 "outcome": {key: _short(value) for key, value in outcome.items()},
                 "optimizer": config["optimizer"],
-                **{key: config[key] for key in ("environment", "versions") if key in config},
                 "command": config["command"],
             }
+            # Records of earlier versions have the second.
+            found |= {key: config[key] for key in ("environment", "versions") if key in config}
             if cell.split is None:  # the curves of all splits would be most of the file
                 rows = _thinned(folder.rows())
                 found["curve"] = [{key: row[key] for key in CURVE_KEYS} for row in rows]

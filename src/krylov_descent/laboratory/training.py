@@ -182,7 +182,7 @@ class Training:
 
     def _record(self, result: StepResult | None, seconds: float, worked: float = 0.0) -> None:
         self.activity = "measuring errors"
-        last = self._rows[-1] if self._rows else {"seconds": 0.0, "passes": 0.0}
+        last: Row = self._rows[-1] if self._rows else {"seconds": 0.0, "passes": 0.0}
         row: Row = {
             "iteration": self.iteration + 1,
             "seconds": last["seconds"] + seconds,

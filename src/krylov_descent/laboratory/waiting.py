@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 # The lines on the screen. A progress bar needs it for itself.
 _shown: list[Live] = []
@@ -19,8 +20,8 @@ def waiting(console: Console, what: str) -> Iterator[None]:
         return
     started = time.monotonic()
 
-    def line() -> str:
-        return f"{what}: {clock(time.monotonic() - started)}"
+    def line() -> Text:
+        return Text(f"{what}: {clock(time.monotonic() - started)}")
 
     with Live(get_renderable=line, console=console, transient=True) as live:
         _shown.append(live)

@@ -171,7 +171,9 @@ def test_what_is_computed_goes_to_the_users_cache_and_not_to_the_data(
     # It is found there, whichever folder the data are in.
     (tmp_path / "data").mkdir()
     corpus = load_corpus(tmp_path / "data", small=True)
-    assert Path(str(corpus.test.mfcc.frames.filename)).is_relative_to(kept)
+    frames = corpus.test.mfcc.frames
+    assert isinstance(frames, np.memmap)
+    assert Path(str(frames.filename)).is_relative_to(kept)
     assert list((tmp_path / "data").iterdir()) == []
 
 
