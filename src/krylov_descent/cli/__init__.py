@@ -51,6 +51,7 @@ COMMANDS: dict[Callable[..., None], tuple[str, ...]] = {
     ),
     training.compare: (
         "ksd compare curves --small --seconds 15",
+        "ksd compare poisson-2d-small --optimizers ksd,lbfgs,adam --seeds 3 --target 0.001",
         "ksd compare mnist-autoencoder --optimizers ksd,hf --device cuda",
     ),
     exhibits.reproduce: (

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from krylov_descent.cli.options import DataFolder
+from krylov_descent.cli.options import DataFolder, ReportTarget
 from krylov_descent.cli.running import complain, say
 from krylov_descent.laboratory.checkpoint import CheckpointError
 from krylov_descent.laboratory.gallery import has_picture, pictures
@@ -23,14 +23,20 @@ Runs = Annotated[
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")]
 
 
-def report(runs: Runs, output: Output = Path("report.html"), data: DataFolder = None) -> None:
+def report(
+    runs: Runs,
+    output: Output = Path("report.html"),
+    target: ReportTarget = None,
+    data: DataFolder = None,
+) -> None:
     """Write one page about runs, to be read in a browser without network.
 
-    It has a table beside the published numbers, convergence curves, pictures, Ritz values,
-    where the time went, and how to re-run it. Runs of several problems get a section each.
+    It has convergence curves, a table with the time to a target, the published numbers, pictures,
+    Ritz values, where the time went, and how to re-run it. Runs of several problems get a section
+    each.
     """
     folders = [RunFolder(path) for path in _run_folders(runs)]
-    damaged = write_report(folders, output, pictures=_pictures(folders, data))
+    damaged = write_report(folders, output, pictures=_pictures(folders, data), target=target)
     for path, what in damaged.items():
         complain(f"The run in {path} is damaged: {what}")
     say(f"Report: {output}")

@@ -2,7 +2,7 @@
 
 import shlex
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -170,8 +170,12 @@ class _InterruptAtTheEnd:
             complaints.print("\nEnding after this iteration; Ctrl-C again ends it at once.")
 
 
-def show_outcomes(problem: Problem, folders: Iterable[RunFolder]) -> None:
-    """The errors at the lowest validation error, and what the runs cost, as a table."""
+def show_outcomes(problem: Problem, folders: Sequence[RunFolder]) -> None:
+    """The errors at the lowest validation error, and what the runs cost, as a table.
+
+    Runs of several seeds have theirs beside the optimiser's name.
+    """
+    several = len({folder.config()["seed"] for folder in folders}) > 1
     table = Table(
         title=f"{problem.title}: {problem.metric.name}",
         caption="errors at the lowest validation error; steps to seconds of the whole run",
@@ -183,7 +187,8 @@ def show_outcomes(problem: Problem, folders: Iterable[RunFolder]) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("ended by")
     for folder in folders:
-        title, outcome = folder.config()["optimizer"]["title"], folder.outcome()
+        config, outcome = folder.config(), folder.outcome()
+        title = config["optimizer"]["title"] + (f" {config['seed']}" if several else "")
         if outcome is None:
             table.add_row(title, *["-"] * 6, "unfinished")
             continue

@@ -21,10 +21,12 @@ from krylov_descent.cli.options import (
     Problem,
     ProblemOptions,
     ProblemToTrain,
+    ReportTarget,
     Resume,
     Seconds,
     SecondsEach,
     Seed,
+    Seeds,
     Small,
     Target,
     TensorBoard,
@@ -175,15 +177,18 @@ def compare(
     problem_options: ProblemOptions = None,
     initialization: Initialization = None,
     seed: Seed = 0,
+    seeds: Seeds = 1,
     seconds: SecondsEach = 60.0,
     device: Device = "cpu",
     folder: Folder = None,
+    report_target: ReportTarget = None,
     data: DataFolder = None,
 ) -> None:
     """Train a problem with several optimisers: same start, same data, same time.
 
     A run that is in the folder already is not made again, and an unfinished one goes on. It ends
-    with a table and a report: one page with curves over seconds, iterations and passes.
+    with a table and a report: one page with curves over seconds, iterations and passes. One run
+    of each tells little; --seeds 3 shows how far runs from other starting weights differ.
     """
     base = folder or Path("runs") / f"compare-{problem}{'-small' if small else ''}-{seed}"
     words = (word.strip() for word in optimizers.split(","))
@@ -202,12 +207,21 @@ def compare(
     )
     loaded = load(shared, data)
     shared = replace(shared, initialization=initialization or loaded.initialization)
-    contest = [(replace(shared, optimizer=name), RunFolder(base / name)) for name in chosen]
+    contest = [
+        (
+            replace(shared, optimizer=name, seed=each),
+            RunFolder(base / (name if each == seed else f"{name}-seed-{each}")),
+        )
+        for each in range(seed, seed + seeds)  # each seed with all optimisers before the next
+        for name in chosen
+    ]
     for settings, target in contest:  # all of them before the first is run
         check_fitness(settings, loaded)
         is_there(settings, target)  # refuses the folder of another run
     for settings, target in contest:
         title = competitor(settings.optimizer).title
+        if seeds > 1:
+            title += f", seed {settings.seed}"
         if is_there(settings, target):
             say(f"{title}: there already")
         elif (made := longer_seconds(settings, target)) is not None:
@@ -218,7 +232,7 @@ def compare(
     targets = [target for _, target in contest]
     show_outcomes(loaded, targets)
     page = base / "report.html"
-    write_report(targets, page, pictures=pictures(loaded, targets))
+    write_report(targets, page, pictures=pictures(loaded, targets), target=report_target)
     say(f"Report: {page}")
 
 
