@@ -8,7 +8,7 @@ from html import escape
 from krylov_descent.laboratory.report.bands import band, thinned
 from krylov_descent.laboratory.report.comparison import Comparison
 from krylov_descent.laboratory.report.methods import RESULT, Method
-from krylov_descent.laboratory.report.numbers import error, is_number
+from krylov_descent.laboratory.report.numbers import given, is_number
 
 WIDTH, HEIGHT = 1000, 420
 LEFT, RIGHT, TOP, BOTTOM = 54, 820, 12, 378
@@ -95,13 +95,13 @@ def _levels(comparison: Comparison, factor: float) -> list[tuple[float, str, str
         (
             factor * row[RESULT],
             "reference",
-            f"{row.get('method')}, published: {error(row[RESULT], comparison.unit)}",
+            f"{row.get('method')}, published: {given(row[RESULT], comparison.unit)}",
         )
         for row in comparison.published
         if is_number(row.get(RESULT)) and row[RESULT] > 0
     ]
     if comparison.target:
-        text = f"target {error(comparison.target, comparison.unit)}"
+        text = f"target {given(comparison.target, comparison.unit)}"
         lines.append((factor * comparison.target, "target", text))
     return lines
 

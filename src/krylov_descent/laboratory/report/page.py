@@ -217,11 +217,8 @@ def _pictures_of(
         there = images.get(run.folder.path)
         return there if isinstance(there, kind) else None
 
-    return [
-        (method.style, *pictured)
-        for method in methods
-        if (pictured := method.first_with(picture)) is not None
-    ]
+    found = [(method.style, method.first_with(picture)) for method in methods]
+    return [(style, named[0], named[1]) for style, named in found if named is not None]
 
 
 def _figure(kind: str, inside: str) -> str:

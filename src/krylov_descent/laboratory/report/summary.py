@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from krylov_descent.laboratory.report.comparison import Comparison
 from krylov_descent.laboratory.report.methods import RESULT, Method, Spread
-from krylov_descent.laboratory.report.numbers import duration, error, is_number, published
+from krylov_descent.laboratory.report.numbers import duration, error, given, is_number
 
 # So many methods are named in a sentence; the table has all.
 MOST_NAMED = 6
@@ -78,7 +78,7 @@ def _speed(comparison: Comparison) -> list[str]:
         return []
     times = [(m.label, found) for m in comparison.measured if (found := _time(comparison, m))]
     reached = sorted(((name, t) for name, t in times if is_number(t.middle)), key=lambda n: n[1])
-    target = error(comparison.target, comparison.unit)
+    target = given(comparison.target, comparison.unit)
     if not reached:
         return [f"No method reached a test error of {target}."]
     named = [f"{name} {duration(found.middle)}" for name, found in reached[:MOST_NAMED]]
@@ -96,7 +96,7 @@ def _published(comparison: Comparison) -> list[str]:
         return []
     source = rows[0].get("source", "")
     numbers = [
-        f"{row['method']} {published(row[RESULT], comparison.unit)}"
+        f"{row['method']} {given(row[RESULT], comparison.unit)}"
         for row in rows
         if row.get("source", "") == source
     ]

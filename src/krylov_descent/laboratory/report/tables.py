@@ -13,9 +13,9 @@ from krylov_descent.laboratory.report.numbers import (
     NOTHING,
     duration,
     error,
+    given,
     is_number,
     plain,
-    published,
 )
 
 NOT_REACHED = "not reached"
@@ -46,19 +46,17 @@ def results_note(comparison: Comparison) -> str:
     ]
     if comparison.target is not None:
         sentences.append(
-            f"Time to {error(comparison.target, comparison.unit)} is that until the test error was "
+            f"Time to {given(comparison.target, comparison.unit)} is that until the test error was "
             "first at or below it; --target names another."
         )
     if any(len(method.counted) > 1 for method in comparison.methods):
-        sentences.append(
-            "Of several seeds it is the median; a range is from the lowest to the highest."
-        )
+        sentences.append("Of several seeds it is the median; a range is from lowest to highest.")
     return f'<p class="note">{escape(" ".join(sentences))}</p>'
 
 
 def _results(name: str, comparison: Comparison, methods: list[Method], what: str) -> str:
     target = comparison.target
-    to_target = [] if target is None else [f"to {error(target, comparison.unit)}"]
+    to_target = [] if target is None else [f"to {given(target, comparison.unit)}"]
     groups: Columns = [
         ("At the best validation error", list(SPLITS)),
         ("At the end", list(SPLITS)),
@@ -131,8 +129,8 @@ def published_table(comparison: Comparison) -> str:
 
 
 def _published_row(row: dict[str, Any], unit: str, with_time: bool) -> str:
-    cells = [published(row.get(split), unit) for split in SPLITS]
-    cells += [published(row.get("time"), "")] if with_time else []
+    cells = [given(row.get(split), unit) for split in SPLITS]
+    cells += [given(row.get("time"), "")] if with_time else []
     head = f'<th scope="row">{escape(str(row.get("method", "")))}</th>'
     source = f'<td class="text">{escape(str(row.get("source", "")))}</td>'
     return f"<tr>{head}{_cells([cells])}{source}</tr>"
