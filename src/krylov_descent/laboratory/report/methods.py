@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from os.path import commonpath
 from typing import TypeVar
 
 from krylov_descent.laboratory.report.marks import curve_styles
@@ -143,7 +144,8 @@ def _label(group: list[Run], groups: list[list[Run]]) -> str:
     ]
     label = run.title + (f" ({', '.join(differing)})" if differing else "")
     if sum(other.settings == run.settings for other in namesakes) > 1:
-        label += f" in {run.folder.path.name}"
+        paths = [other.folder.path.absolute() for other in namesakes]
+        label += f" in {run.folder.path.absolute().relative_to(commonpath(paths))}"
     return label
 
 

@@ -30,11 +30,12 @@ def _row(comparison: Comparison, anchor: str) -> str:
     rest = len(measured) - len(results)
     results += [f"<span>{rest} more</span>"] if rest else []
     waiting = sum(run.state != "finished" for run in comparison.runs)
-    note = f'<span class="unfinished">{waiting} of them not finished</span>' if waiting else ""
+    if waiting:
+        results.append(f'<span class="unfinished">{waiting} of them not finished</span>')
     link = f'<a href="#{anchor}">{escape(comparison.heading)}</a>'
     return (
         f'<tr><th scope="row">{link}</th><td>{len(comparison.runs)}</td>'
-        f'<td class="text">{" ".join([*results, note])}</td></tr>'
+        f'<td class="text">{" ".join(results)}</td></tr>'
     )
 
 

@@ -223,7 +223,7 @@ function openTarget() {
   for (let at = target?.closest("details"); at; at = at.parentElement.closest("details")) {
     at.open = true;
   }
-  target?.scrollIntoView();
+  target?.scrollIntoView({ behavior: "instant" });
 }
 addEventListener("hashchange", openTarget);
 document.addEventListener("click", (event) => {
