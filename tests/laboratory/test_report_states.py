@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from krylov_descent.laboratory.record import RunFolderError
+from krylov_descent.laboratory.report import write_report
 from tests.laboratory.example_runs import (
     rows,
     write_comparison,
@@ -97,3 +99,17 @@ def test_unfinished_run_with_a_damaged_checkpoint(
     page = report([folder], tmp_path)
     assert page.row("KSD")[-1].startswith(f"damaged: the checkpoint {folder.checkpoint} {what}")
     assert "--resume" not in "".join(page.commands)
+
+
+def test_a_page_is_replaced_at_once_or_not_at_all(tmp_path: Path) -> None:
+    folder, path = write_run(tmp_path / "ksd"), tmp_path / "out" / "report.html"
+    write_report([folder], path)
+    with path.open() as reader:
+        before = path.read_text()
+        write_report([folder], path, target=0.5)
+        assert reader.read() == before != path.read_text()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(RunFolderError, match="cannot be written: Is a directory"):
+        write_report([folder], path)
+    assert list(path.parent.iterdir()) == [path]
