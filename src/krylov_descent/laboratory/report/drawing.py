@@ -11,7 +11,7 @@ from krylov_descent.laboratory.report.methods import RESULT, Method
 from krylov_descent.laboratory.report.numbers import given, is_number
 
 WIDTH, HEIGHT = 1000, 420
-LEFT, RIGHT, TOP, BOTTOM = 54, 820, 12, 378
+LEFT, RIGHT, TOP, BOTTOM = 54, 790, 12, 378
 LINE = 14  # between labels
 LONGEST = 26  # characters of a label
 MOST_STEPS = 250
@@ -54,14 +54,19 @@ def convergence_svg(comparison: Comparison) -> str:
     curves = [_curve(m, factor) for m in comparison.methods if m.counted and m.result]
     if not curves:
         return ""
-    lines = _levels(comparison, factor)
-    window = _window(curves, [level for level, _, _ in lines])
+    levels = _levels(comparison, factor)
+    window = _window(curves, [level for level, _, _ in levels])
+    lines = [(window.up(level), kind, text) for level, kind, text in levels]
     unit = f" in {comparison.unit}" if comparison.unit else ""
     parts = [
         f'<path class="paper" d="M{LEFT} {TOP}H{RIGHT}V{BOTTOM}H{LEFT}Z"/>',
         *_axes(window, f"{RESULT} error{unit}"),
-        *(_line(window, *line) for line in lines if TOP < window.up(line[0]) < BOTTOM),
+        *(f'<path class="{kind}" d="M{LEFT} {y:.1f}H{RIGHT}"/>' for y, kind, _ in lines),
         *(part for curve in curves for part in _drawn(window, curve)),
+        *(
+            f'<text class="{kind}" x="{LEFT + 6}" y="{y - 3:.1f}">{escape(text)}</text>'
+            for y, kind, text in lines
+        ),
         *_labels(window, curves),
     ]
     label = f"{RESULT} error over seconds, one curve for each method"
@@ -148,14 +153,6 @@ def _logarithmic(window: Window) -> list[float]:
     powers = range(math.floor(window.low), math.ceil(window.high) + 1)
     values = [part * 10.0**power for power in powers if power % stride == 0 for part in parts]
     return [value for value in values if window.low <= math.log10(value) <= window.high]
-
-
-def _line(window: Window, level: float, kind: str, text: str) -> str:
-    y = window.up(level)
-    return (
-        f'<path class="{kind}" d="M{LEFT} {y:.1f}H{RIGHT}"/>'
-        f'<text class="{kind}" x="{LEFT + 6}" y="{y - 3:.1f}">{escape(text)}</text>'
-    )
 
 
 def _drawn(window: Window, curve: Curve) -> Iterator[str]:

@@ -56,7 +56,7 @@ def _flat(name: str, value: object) -> dict[str, str]:
 def _text(value: object) -> str:
     if value is None or value == {}:
         return "none"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
 def _group(key: str) -> str:
