@@ -99,8 +99,8 @@ def test_a_band_is_the_range_of_all_seeds_at_each_moment(tmp_path: Path) -> None
     assert {few.x[0], few.x[-1]} == {0.0, 13.0}
     metrics[1][3]["test"] = math.nan
     gap = compared(seeds_of(tmp_path / "gap", "a", metrics)).methods[0]
-    held = band(gap.counted, "seconds", "test")
-    missing = [x for x, y in zip(held.x, held.middle, strict=True) if y is None]
+    broken = band(gap.counted, "seconds", "test")
+    missing = [x for x, y in zip(broken.x, broken.middle, strict=True) if y is None]
     assert missing[0] == metrics[1][3]["seconds"]
     assert missing[-1] < metrics[1][4]["seconds"]
 
