@@ -345,6 +345,37 @@ def test_a_comparison_goes_on_with_what_was_begun(ksd: Ksd) -> None:
     assert folder.finished
 
 
+def test_a_comparison_of_several_seeds_adds_to_one_of_a_single_seed(ksd: Ksd) -> None:
+    words = ["compare", "curves", *TINY, "--seconds", "0.05", "--optimizers", "adam,sgd"]
+    base = Path("runs/compare-curves-small-0")
+    assert ksd(*words).code == 0
+    several = ksd(*words, "--seeds", "2", "--target", "200")
+    assert several.code == 0
+    assert "Adam, seed 0: there already" in several.out
+    assert "Adam, seed 1: there already" not in several.out
+    found = {path.parent.name: json.loads(path.read_text()) for path in base.glob("*/config.json")}
+    seeds = {name: config["seed"] for name, config in found.items()}
+    assert seeds == {"adam": 0, "sgd": 0, "adam-seed-1": 1, "sgd-seed-1": 1}
+    for row in ("Adam 0", "Adam 1", "SGD (Nesterov) 1"):
+        assert f" {row} " in several.out
+    page = (base / "report.html").read_text()
+    assert "target 200" in page
+    # The page's own command makes the same runs.
+    line = page.partition("<code>")[2].partition("</code>")[0]
+    again = shlex.split(re.sub("<[^>]*>", "", line))
+    assert again[0] == "ksd"
+    assert ksd(*again[1:]).code == 0
+    folder = Path("runs/again")
+    assert {path.parent.name for path in folder.glob("*/config.json")} == set(found)
+    for name, config in found.items():
+        made = json.loads((folder / name / "config.json").read_text())
+        for key in ("problem", "optimizer", "initialization", "seed", "dtype", "limits"):
+            assert made[key] == config[key]
+    answer = ksd("report", str(base), "--target", "0.5", "-o", "page.html")
+    assert answer.code == 0
+    assert "No method reached a test error of 0.5." in Path("page.html").read_text()
+
+
 def test_a_report_of_different_problems(ksd: Ksd, tmp_path: Path) -> None:
     assert ksd(*ADAM, "--iterations", "1").code == 0
     words = [*ADAM, "--iterations", "1", "--problem-set", "code_size=3", "--folder", "runs/three"]

@@ -136,7 +136,9 @@ def test_a_solution_on_a_grid_has_the_points_of_its_picture() -> None:
 
 def test_colours_go_from_the_lowest_to_the_highest_and_up_the_picture() -> None:
     solution = torch.tensor([[-2.0, 0.0], [1.0, 2.0]])
-    figure = field_figure([(0, "KSD", Field(solution, solution + torch.eye(2), "here"))])
+    figure = field_figure(
+        [("colour-0 dash-0", "KSD", Field(solution, solution + torch.eye(2), "here"))]
+    )
     sources = [part.partition('"')[0] for part in figure.split("base64,")[1:]]
     read = [
         np.round(255 * matplotlib.image.imread(BytesIO(b64decode(source)), format="png"))

@@ -38,6 +38,7 @@ COMMANDS: dict[Callable[..., None], tuple[str, ...]] = {
     ),
     commands.compare: (
         "ksd compare curves --small --seconds 15",
+        "ksd compare poisson-2d-small --optimizers ksd,lbfgs,adam --seeds 3 --target 0.001",
         "ksd compare mnist-autoencoder --optimizers ksd,hf --device cuda",
     ),
     commands.reproduce: (

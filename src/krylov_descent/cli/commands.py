@@ -31,6 +31,7 @@ from krylov_descent.cli.options import (
     ProblemOptions,
     ProblemToTrain,
     Quick,
+    ReportTarget,
     Resume,
     Rows,
     Run,
@@ -38,6 +39,7 @@ from krylov_descent.cli.options import (
     Seconds,
     SecondsEach,
     Seed,
+    Seeds,
     Show,
     Small,
     Target,
@@ -126,15 +128,18 @@ def compare(
     problem_options: ProblemOptions = None,
     initialization: Initialization = None,
     seed: Seed = 0,
+    seeds: Seeds = 1,
     seconds: SecondsEach = 60.0,
     device: Device = "cpu",
     folder: Folder = None,
+    report_target: ReportTarget = None,
     data: DataFolder = None,
 ) -> None:
     """Train a problem with several optimisers: same start, same data, same time.
 
     A run that is in the folder already is not made again, and an unfinished one goes on. It ends
-    with a table and a report: one page with curves over seconds, iterations and passes.
+    with a table and a report: one page with curves over seconds, iterations and passes. One run
+    of each tells little; --seeds 3 shows how far runs from other starting weights differ.
     """
     names = list(dict.fromkeys(word.strip() for word in optimizers.split(",") if word.strip()))
     if not names:
@@ -150,7 +155,7 @@ def compare(
     base = folder or Path("runs") / f"compare-{problem}{'-small' if small else ''}-{seed}"
     with _loading():
         from krylov_descent.cli import training
-    training.compare(shared, names, base, data)
+    training.compare(shared, names, seeds, base, report_target=report_target, data=data)
 
 
 def reproduce(
@@ -176,15 +181,21 @@ def reproduce(
     )
 
 
-def report(runs: Runs, output: Output = Path("report.html"), data: DataFolder = None) -> None:
+def report(
+    runs: Runs,
+    output: Output = Path("report.html"),
+    target: ReportTarget = None,
+    data: DataFolder = None,
+) -> None:
     """Write one page about runs, to be read in a browser without network.
 
-    It has a table beside the published numbers, convergence curves, pictures, Ritz values,
-    where the time went, and how to re-run it. Runs of several problems get a section each.
+    It has convergence curves, a table with the time to a target, the published numbers, pictures,
+    Ritz values, where the time went, and how to re-run it. Runs of several problems get a section
+    each.
     """
     with _loading():
         from krylov_descent.cli import reporting
-    reporting.report(runs, output, data)
+    reporting.report(runs, output, target, data)
 
 
 def words(run: Run, device: Device = "cpu", data: DataFolder = None) -> None:

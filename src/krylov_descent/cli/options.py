@@ -67,6 +67,15 @@ Seed = Annotated[
     int,
     typer.Option(metavar="NUMBER", help="Of starting weights and optimiser.", rich_help_panel=WHAT),
 ]
+Seeds = Annotated[
+    int,
+    typer.Option(
+        metavar="NUMBER",
+        min=1,
+        help="Runs of each optimiser, from --seed upwards.",
+        rich_help_panel=WHAT,
+    ),
+]
 Iterations = Annotated[
     int | None,
     typer.Option(metavar="NUMBER", min=1, help="After so many steps.", rich_help_panel=STOP),
@@ -112,6 +121,17 @@ Dtype = Annotated[
     typer.Option(
         metavar="NAME",
         help="float32 or float64; the problem's own if left out.",
+        show_default=False,
+        rich_help_panel=WHERE,
+    ),
+]
+ReportTarget = Annotated[
+    float | None,
+    typer.Option(
+        "--target",
+        metavar="NUMBER",
+        min=0,
+        help="Test error that the page counts the time to; 0.001 is 0.1%.",
         show_default=False,
         rich_help_panel=WHERE,
     ),

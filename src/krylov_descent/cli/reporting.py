@@ -15,16 +15,17 @@ from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.sources import DataError
 
 
-def report(runs: Iterable[Path], output: Path, data: Path | None) -> None:
+def report(runs: Iterable[Path], output: Path, target: float | None, data: Path | None) -> None:
     """Write the page.
 
     Args:
         runs: run folders, or folders that hold some.
         output: the page.
+        target: the test error that the page counts the time to.
         data: the data folder, for the pictures.
     """
     folders = [RunFolder(path) for path in _run_folders(runs)]
-    damaged = write_report(folders, output, pictures=_pictures(folders, data))
+    damaged = write_report(folders, output, pictures=_pictures(folders, data), target=target)
     for path, what in damaged.items():
         complain(f"The run in {path} is damaged: {what}")
     say(f"Report: {output}")

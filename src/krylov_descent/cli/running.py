@@ -168,8 +168,12 @@ class _InterruptAtTheEnd:
 
 
 def show_outcomes(problem: Problem, folders: Sequence[RunFolder]) -> None:
-    """The errors at the lowest validation error, and what the runs cost, as a table."""
-    rows = [_outcome(problem, folder) for folder in folders]
+    """The errors at the lowest validation error, and what the runs cost, as a table.
+
+    Runs of several seeds have theirs beside the optimiser's name.
+    """
+    several = len({folder.config()["seed"] for folder in folders}) > 1
+    rows = [_outcome(problem, folder, several=several) for folder in folders]
     words = {h: [word for row in rows for word in row[h].split()] for h in HEADINGS}
     shown = fitting(words, LEAST, console.width, GAP)
     table = Table(
@@ -184,12 +188,13 @@ def show_outcomes(problem: Problem, folders: Sequence[RunFolder]) -> None:
     for row in rows:
         table.add_row(*(row[heading] for heading in shown))
     console.print(table)
-    for note in _notes(folders):
+    for note in dict.fromkeys(_notes(folders)):  # runs of several seeds have the same
         console.print(note, highlight=False, markup=False)
 
 
-def _outcome(problem: Problem, folder: RunFolder) -> dict[str, str]:
-    title, outcome = folder.config()["optimizer"]["title"], folder.outcome()
+def _outcome(problem: Problem, folder: RunFolder, *, several: bool) -> dict[str, str]:
+    config, outcome = folder.config(), folder.outcome()
+    title = config["optimizer"]["title"] + (f" {config['seed']}" if several else "")
     if outcome is None:
         return dict(zip(HEADINGS, [title, *["-"] * 6, "unfinished"], strict=True))
     best, last = outcome["best"], outcome["last"]

@@ -111,13 +111,23 @@ def _tell(ending: Ending, problem: LoadedProblem, run_folder: RunFolder) -> None
     say(f"Run folder: {run_folder.path}")
 
 
-def compare(shared: RunSettings, optimizers: list[str], base: Path, data: Path | None) -> None:
+def compare(
+    shared: RunSettings,
+    optimizers: list[str],
+    seeds: int,
+    base: Path,
+    *,
+    report_target: float | None,
+    data: Path | None,
+) -> None:
     """Train a problem with several optimisers and write a report.
 
     Args:
         shared: the settings of all.
         optimizers: their names.
+        seeds: runs of each, from the seed of the settings upwards.
         base: the folder for the runs and the report.
+        report_target: the test error that the page counts the time to.
         data: the data folder.
     """
     chosen = [competitor(name).name for name in optimizers]
@@ -126,7 +136,14 @@ def compare(shared: RunSettings, optimizers: list[str], base: Path, data: Path |
     with waiting(console, f"loading {shared.problem}"):
         loaded = load(shared, data)
     shared = replace(shared, initialization=initialization or loaded.initialization)
-    contest = [(replace(shared, optimizer=name), RunFolder(base / name)) for name in chosen]
+    contest = [
+        (
+            replace(shared, optimizer=name, seed=seed),
+            RunFolder(base / (name if seed == shared.seed else f"{name}-seed-{seed}")),
+        )
+        for seed in range(shared.seed, shared.seed + seeds)  # each with all optimisers
+        for name in chosen
+    ]
     with waiting(console, "checking the settings"):
         for settings, target in contest:  # all of them before the first is run
             check_fitness(settings, loaded)
@@ -134,6 +151,8 @@ def compare(shared: RunSettings, optimizers: list[str], base: Path, data: Path |
     waiting_runs = []
     for settings, target in contest:
         title = competitor(settings.optimizer).title
+        if seeds > 1:
+            title += f", seed {settings.seed}"
         if is_there(settings, target):
             say(f"{title}: there already")
         elif (made := longer_seconds(settings, target)) is not None:
@@ -150,7 +169,7 @@ def compare(shared: RunSettings, optimizers: list[str], base: Path, data: Path |
     targets = [target for _, target in contest]
     show_outcomes(loaded, targets)
     page = base / "report.html"
-    write_report(targets, page, pictures=pictures(loaded, targets))
+    write_report(targets, page, pictures=pictures(loaded, targets), target=report_target)
     say(f"Report: {page}")
 
 
