@@ -48,7 +48,8 @@ def run(
     place: Place | None = None,
 ) -> Ending:
     """Train, new or resumed, and return how it ended."""
-    if resume and (sentence := another_environment(target, settings)):
+    leads = Ranks(torch.device("cpu")).leads  # the others may not see the folder
+    if leads and resume and (sentence := another_environment(target, settings)):
         complain(sentence)
     try:
         if settings.optimizer in YARDSTICKS:

@@ -34,6 +34,8 @@ from krylov_descent.runtime.ranks import Ranks
 METRIC_BATCH = 5_000
 # A step, and the phases of it that some methods tell.
 STEP, PHASES = "step", ("gradient", "basis", "cg", "search")
+# What has been spent before the first row.
+START: Row = {"seconds": 0.0, "cpu_seconds": 0.0, "passes": 0.0}
 # Called with each row as it is recorded, and with the step behind it (None for the start).
 OnRow = Callable[[Row, StepResult | None], None]
 
@@ -182,12 +184,12 @@ class Training:
 
     def _record(self, result: StepResult | None, seconds: float, worked: float = 0.0) -> None:
         self.activity = "measuring errors"
-        last: Row = self._rows[-1] if self._rows else {"seconds": 0.0, "passes": 0.0}
+        last = self._rows[-1] if self._rows else START
         row: Row = {
             "iteration": self.iteration + 1,
             "seconds": last["seconds"] + seconds,
             # Rows of earlier versions do not have it.
-            "cpu_seconds": last.get("cpu_seconds", last["seconds"]) + worked,
+            "cpu_seconds": last["cpu_seconds" if "cpu_seconds" in last else "seconds"] + worked,
             "passes": last["passes"] + (result.passes if result else 0.0),
             **self._errors(),
         }
