@@ -101,6 +101,13 @@ def test_unfinished_run_with_a_damaged_checkpoint(
     assert "--resume" not in "".join(page.commands)
 
 
+def test_what_the_outcome_notes_is_said(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "ksd")
+    assert (outcome := folder.outcome())
+    folder.finish(outcome | {"note": "The machine was busy"})
+    assert '<p class="caveats">KSD: The machine was busy.</p>' in report([folder], tmp_path).text
+
+
 def test_a_page_is_replaced_at_once_or_not_at_all(tmp_path: Path) -> None:
     folder, path = write_run(tmp_path / "ksd"), tmp_path / "out" / "report.html"
     write_report([folder], path)

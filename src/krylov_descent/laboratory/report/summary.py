@@ -108,6 +108,8 @@ def _caveats(comparison: Comparison) -> list[str]:
     for run in comparison.runs:
         if run.state != "finished":
             sentences.append(f"{run.label}: {run.ending}.")
+        if note := (run.outcome or {}).get("note"):
+            sentences.append(f"{run.label}: {note}.")
         lost = [row["iteration"] for row in run.rows if not is_number(row.get("train"))]
         if lost:
             sentences.append(f"{run.label}: its error is not finite at iteration {lost[0]}.")
