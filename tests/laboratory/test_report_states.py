@@ -103,7 +103,8 @@ def test_unfinished_run_with_a_damaged_checkpoint(
 
 def test_what_the_outcome_notes_is_said(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "ksd")
-    assert (outcome := folder.outcome())
+    outcome = folder.outcome()
+    assert outcome is not None
     folder.finish(outcome | {"note": "The machine was busy"})
     assert '<p class="caveats">KSD: The machine was busy.</p>' in report([folder], tmp_path).text
 
