@@ -11,6 +11,7 @@ from benchmarks import (
     soundness,
     step,
     target,
+    tuning,
 )
 from benchmarks.parts import Part
 
@@ -25,4 +26,5 @@ PARTS: dict[str, Part] = {
     "estimators": estimators.PART,
     "growth": growth.PART,
     "soundness": soundness.PART,
+    "tuning": tuning.PART,
 }

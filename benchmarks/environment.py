@@ -2,13 +2,14 @@
 
 import os
 import platform
-import subprocess
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from krylov_descent.laboratory.environment import cpu_name, output_of
 
 # New records do not make a commit unclean.
 RESULTS = ":(exclude,top)benchmarks/results"
@@ -63,33 +64,14 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def cpu_name() -> str:
-    """The processor's name as the system tells it."""
-    for line in _output_of("lscpu").splitlines():
-        if line.startswith("Model name:"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
 def commit() -> str | None:
     """The commit that was measured, with "+changes" where files differ; None without git.
 
     Files of results do not count: a measurement writes them.
     """
-    revision = _output_of("git", "rev-parse", "HEAD").strip()
+    here = Path(__file__).parent
+    revision = output_of("git", "rev-parse", "HEAD", folder=here).strip()
     if not revision:
         return None
-    return revision + (
-        "+changes" if _output_of("git", "status", "--porcelain", "--", ":/", RESULTS) else ""
-    )
-
-
-def _output_of(*command: str) -> str:
-    """What a command prints; empty where it is not there or fails."""
-    try:
-        found = subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-        )
-    except OSError:
-        return ""
-    return found.stdout if found.returncode == 0 else ""
+    changes = output_of("git", "status", "--porcelain", "--", ":/", RESULTS, folder=here)
+    return revision + ("+changes" if changes else "")

@@ -10,7 +10,7 @@ from typing import Any
 
 SERVER = multiprocessing.get_context("forkserver")
 # The first optimiser of a process makes torch load its compiler, which takes seconds.
-SERVER.set_forkserver_preload(["krylov_descent.cli", "torch._dynamo"])
+SERVER.set_forkserver_preload(["krylov_descent.cli.training", "torch._dynamo"])
 
 
 def start(function: Callable[..., None], *arguments: Any) -> ForkServerProcess:

@@ -17,11 +17,12 @@ from benchmarks.target.methods import METHODS, first_steps, settings_of
 from benchmarks.target.mini_batches import MiniBatches
 from benchmarks.target.updates import make_update
 from krylov_descent.laboratory.contenders import contender
+from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.problems import load_problem
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.record import Row, RunFolder
 from krylov_descent.laboratory.sources import DataError
-from krylov_descent.laboratory.training import Limits, Training
+from krylov_descent.laboratory.training import Training
 
 CURVE_POINTS = 100
 

@@ -1,5 +1,8 @@
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from krylov_descent.cli import COMMANDS, listing
 from krylov_descent.cli.options import pairs
 from krylov_descent.laboratory.contenders import CONTENDERS
 from krylov_descent.laboratory.problems import PROBLEMS
+from krylov_descent.laboratory.reproduce import EXHIBITS
 from krylov_descent.laboratory.sources import FOLDER_VARIABLE, SOURCES, FileStatus
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
 from tests.cli.asking import ADAM, TINY, Ksd, fits
@@ -104,6 +108,50 @@ def test_nothing_is_to_be_fetched_where_nothing_is_missing(
     optional = FileStatus("b", Path("b"), present=False, size=None, ok=None, downloadable=False)
     monkeypatch.setattr(listing, "inventory", lambda data: [there, optional])
     assert "ksd data fetch" not in ksd("data", "list").out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["--version"], ["data"]])
+def test_help_does_not_wait_for_torch(words: list[str]) -> None:
+    program = f"""
+import sys
+from krylov_descent.cli import main
+try:
+    main({words})
+except SystemExit:
+    print({{"torch", "numpy", "scipy"}} & set(sys.modules), file=sys.stderr)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert ended.stderr.decode().splitlines()[-1] == "set()"
+    assert b"ksd" in ended.stdout + ended.stderr
+
+
+def test_a_terminal_without_signs_gets_plain_letters(ksd: Ksd) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "krylov_descent", "train", "--help"],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"},
+    )
+    assert "cpu, cuda, cuda:1, ..." in ended.stdout.decode("ascii")
+    drawn = str.maketrans("─━│┃╭╮╰╯", "--||++++")  # rich has plain lines by itself
+    for words in (["problems"], ["optimizers", "ksd"], ["optimizers", "hf"]):
+        text = ksd(*words).out.translate(drawn).encode("ascii", "plain letters").decode()
+        assert "?" not in text
+        assert "28x28" in text or "1/2lambda||theta||2" in text or "Hessian" in text
+
+
+def test_the_optimisers_of_the_paper_show_what_they_do(ksd: Ksd) -> None:
+    text = ksd("optimizers", "ksd-paper").out
+    assert re.search(r"\n  dimension +the paper's ", text)
+    assert re.search(r"\n  bfgs_iterations +30 ", text)
+    assert re.search(r"\n  preconditioner +fisher-diagonal ", text)
+    assert "K, the dimension, is 80 for curves and 20 for mnist-autoencoder" in text
+    assert "Rate: 0.004, best of 4 on curves-small" in ksd("optimizers", "adam").out
+
+
+def test_the_help_names_the_exhibits(ksd: Ksd) -> None:
+    *others, last = EXHIBITS
+    assert f"{', '.join(others)} or {last}" in ksd("reproduce", "--help").out
 
 
 def test_the_version(ksd: Ksd) -> None:
@@ -226,13 +274,15 @@ def test_wrong_usage_is_exit_code_2(ksd: Ksd, words: list[str], hint: str) -> No
             "`train` must be a whole number or None, found 'abc'",
         ),
         ([*ADAM, "--problem-set", "seed=abc"], "`seed` must be a whole number, found 'abc'"),
-        ([*ADAM, "--problem-set", "seed=-1"], "`seed` must be 0 or more, found -1"),
+        ([*ADAM, "--problem-set", "seed=-1"], "`seed` must be 0 or more and below 2**63, found -1"),
         (
             [*ADAM, "--problem-set", "original=maybe"],
             "`original` must be True or False, found 'maybe'",
         ),
         ([*ADAM, "--set", "lr=abc"], "`lr` must be a number, found 'abc'"),
         ([*ADAM, "--set", "foreach=3"], "`foreach` must be True, False or None, found 3"),
+        ([*ADAM, "--seed", str(2**64)], "`seed` must be 0 or more and below 2**63, found 18446744"),
+        ([*ADAM, "--problem-set", f"seed={2**64}"], "`seed` must be 0 or more and below 2**63"),
         ([*ADAM, "--initialization", "spars"], "did you mean 'sparse'?"),
         ([*ADAM, "--dtype", "float99"], "Unknown dtype 'float99'"),
         ([*ADAM, "--device", "cuda:77"], "there is no 'cuda:77' here"),

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.replays import file_name
-from krylov_descent.laboratory.reproduce import EXHIBITS, HF, PAPER, Cell, Exhibit
-from krylov_descent.laboratory.runs import RunSettings
+from krylov_descent.laboratory.reproduce import BEST, EXHIBITS, HF, PAPER, Cell, Exhibit
+from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.sources import SOURCES, Source
-from krylov_descent.laboratory.training import Limits
 from tests.cli.asking import OPTIONS, TINY, Ksd, fits
 from tests.laboratory.replay_files import write_matchup
 
@@ -24,7 +24,7 @@ def small_exhibits(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     cells = tuple(
         Cell(row="curves", column=column, settings=replace(settings, optimizer=optimizer))
-        for column, optimizer in ((HF, "adam"), (PAPER, "sgd"))
+        for column, optimizer in ((HF, "adam"), (BEST, "sgd"))
     )
     mnist = RunSettings(problem="mnist-autoencoder", optimizer="adam")
     missing = Cell(row="mnist-autoencoder", column=HF, settings=mnist)
@@ -43,7 +43,7 @@ def test_a_table_is_made_once_and_shows_the_rows_asked_for(ksd: Ksd) -> None:
     assert fits(table)
     assert re.search(r"\n  curves +\n", table)
     assert re.search(r"\n    HF +[\d.]+ +[\d.]+ *\n", table)
-    assert re.search(r"\n    KSD, paper's settings +[\d.]+ +[\d.]+ +- +", table)
+    assert re.search(r"\n    KSD, defaults +[\d.]+ +[\d.]+ +- +", table)
     assert "A table, small forms with 20 s a run" in " ".join(table.split())
     assert "mnist-autoencoder" not in table
     assert table.endswith(
@@ -60,7 +60,7 @@ def test_a_table_is_made_once_and_shows_the_rows_asked_for(ksd: Ksd) -> None:
     second = ksd("reproduce", "table0", "--rows", "curves", "--quick")
     assert second.code == 0
     assert "curves, HF: there already" in second.out
-    assert "curves, KSD, paper's settings: there already" in second.out
+    assert "curves, KSD, defaults: there already" in second.out
     assert (base / "curves" / "hf" / "metrics.jsonl").read_text() == kept
     assert table == second.out[second.out.index("A table") :]
     show = ["reproduce", "table0", "--quick", "--show"]
@@ -106,7 +106,7 @@ def test_a_row_whose_data_are_not_there_does_not_hide_the_others(ksd: Ksd) -> No
     Path("data/mnist/train-images-idx3-ubyte.gz").write_bytes(b"damaged")
     answer = ksd("reproduce", "table0", "--quick", "--data", "data")
     assert "train-images-idx3-ubyte.gz is damaged" in answer.sentence
-    assert re.search(r"\n    KSD, paper's settings +[\d.]+", answer.out)
+    assert re.search(r"\n    KSD, defaults +[\d.]+", answer.out)
     assert re.search(r"\n +HF +missing", answer.out)
 
 

@@ -2,16 +2,19 @@ import json
 import re
 import shlex
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from krylov_descent.cli import main
+from krylov_descent.laboratory import accounting
+from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.problems import Problem
 from krylov_descent.laboratory.record import RunFolder
 from krylov_descent.laboratory.runs import settings_in
-from krylov_descent.laboratory.training import Limits, Training
+from krylov_descent.laboratory.training import Training
 from krylov_descent.optimizers.first_order import FirstOrder
 from tests.cli.asking import ADAM, TINY, Ksd, fits
 
@@ -49,6 +52,68 @@ def test_limits(ksd: Ksd, limit: list[str], ending: str) -> None:
     assert outcome is not None
     assert outcome["ending"] == ending
     assert ending != "passes" or outcome["last"]["iteration"] == 3
+
+
+def test_a_run_that_diverges_says_nan(ksd: Ksd) -> None:
+    words = ["--optimizer", "sgd", "--set", "lr=1e12", "--set", "batch_size=5", "--no-early-stop"]
+    answer = ksd("train", "curves", *TINY, *words, "--iterations", "99", "--folder", "run")
+    assert answer.code == 0
+    assert "It ended because the loss or a step was NaN or infinite" in answer.out
+    folder = RunFolder(Path("run"))
+    assert (folder.outcome() or {})["ending"] == "diverged"
+    assert folder.rows()[-1]["status"] == "not_finite"
+    assert "nan" in folder.rows()[-1]["reason"]
+    for text in Path("run/metrics.jsonl").read_text().splitlines():
+        json.loads(text, parse_constant=pytest.fail)
+    assert ksd("report", "run").code == 0
+
+
+def test_what_the_paper_did_not_train_has_no_settings_of_it(ksd: Ksd) -> None:
+    for words in (["train", "curves", "--optimizer"], ["compare", "curves", "--optimizers"]):
+        refused = ksd(*words, "ksd-paper", *TINY).sentence
+        assert "'ksd-paper' has no settings for 'CURVES (re-created), small, 30 images'" in refused
+        assert not Path("runs").exists()
+
+
+def test_the_rate_and_its_origin_are_told_and_recorded(ksd: Ksd) -> None:
+    tuned = "0.004, best of 4 on curves-small after 150 epochs"
+    assert f"Adam: rate {tuned}\n" in ksd(*ADAM, "--iterations", "1", "--folder", "run").out
+    optimizer = RunFolder(Path("run")).config()["optimizer"]
+    assert optimizer["rate"] == tuned
+    assert (optimizer["settings"]["lr"], optimizer["settings"]["batch_size"]) == (0.004, 128)
+    given = ksd(*ADAM, "--iterations", "1", "--folder", "other", "--set", "lr=0.5")
+    assert "Adam: rate 0.5, as given\n" in given.out
+
+
+def test_going_on_elsewhere_is_told(ksd: Ksd) -> None:
+    assert ksd(*ADAM, "--iterations", "1", "--folder", "run").code == 0
+    assert ksd("train", "--resume", "run", "--iterations", "2").err == ""
+    path = Path("run/config.json")
+    config = json.loads(path.read_text())
+    config["environment"] |= {"torch": "1.0", "cpu": "abacus"}
+    path.write_text(json.dumps(config))
+    told = ksd("train", "--resume", "run", "--iterations", "3").err
+    assert "The run was begun with torch 1.0 (now " in told
+    assert "cpu abacus (now " in told
+    (before,) = RunFolder(Path("run")).config()["earlier_environments"]
+    assert (before["cpu"], before["until_iteration"]) == ("abacus", 2)
+
+
+def test_a_busy_machine_is_told(ksd: Ksd, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = FirstOrder.step
+
+    def sleepy(self: FirstOrder, *data: Any) -> Any:
+        time.sleep(0.5)
+        return step(self, *data)
+
+    monkeypatch.setattr(FirstOrder, "step", sleepy)
+    monkeypatch.setattr(accounting, "NOTED_SECONDS", 0.4)
+    assert "Adam: The machine was busy: the run had " in " ".join(
+        ksd(*ADAM, "--iterations", "1", "--folder", "run").out.split()
+    )
+    folder = RunFolder(Path("run"))
+    assert "of a processor" in (folder.outcome() or {})["note"]
+    assert folder.rows()[-1]["cpu_seconds"] < folder.rows()[-1]["seconds"] - 0.4
 
 
 def test_the_recorded_command_makes_the_same_run(ksd: Ksd) -> None:
@@ -111,6 +176,13 @@ def test_a_damaged_run_folder_is_one_sentence(ksd: Ksd) -> None:
     assert "run/checkpoint.pt is damaged" in ksd("train", "--resume", "run").sentence
     checkpoint.unlink()
     assert "there is no checkpoint at run/checkpoint.pt" in ksd("train", "--resume", "run").sentence
+    metrics = Path("run/metrics.jsonl")
+    metrics.write_bytes(b"\xff" + metrics.read_bytes())
+    assert "run/metrics.jsonl is damaged: it is not" in ksd("train", "--resume", "run").sentence
+    Path("run/config.json").write_text("[]")
+    for words in (["train", "--resume", "run"], ["words", "run"]):
+        assert "run/config.json is damaged: it is not a JSON object" in ksd(*words).sentence
+    assert "is not a JSON object" in ksd("report", "run").err
     Path("run/config.json").write_text("{")
     assert "run/config.json is damaged" in ksd("train", "--resume", "run").sentence
     Path("run/config.json").write_text("{}")
@@ -271,6 +343,37 @@ def test_a_comparison_goes_on_with_what_was_begun(ksd: Ksd) -> None:
     assert ksd(*words).code == 0
     assert [row["train"] for row in folder.rows()][: len(before)] == before
     assert folder.finished
+
+
+def test_a_comparison_of_several_seeds_adds_to_one_of_a_single_seed(ksd: Ksd) -> None:
+    words = ["compare", "curves", *TINY, "--seconds", "0.05", "--optimizers", "adam,sgd"]
+    base = Path("runs/compare-curves-small-0")
+    assert ksd(*words).code == 0
+    several = ksd(*words, "--seeds", "2", "--target", "200")
+    assert several.code == 0
+    assert "Adam, seed 0: there already" in several.out
+    assert "Adam, seed 1: there already" not in several.out
+    found = {path.parent.name: json.loads(path.read_text()) for path in base.glob("*/config.json")}
+    seeds = {name: config["seed"] for name, config in found.items()}
+    assert seeds == {"adam": 0, "sgd": 0, "adam-seed-1": 1, "sgd-seed-1": 1}
+    for row in ("Adam 0", "Adam 1", "SGD (Nesterov) 1"):
+        assert f" {row} " in several.out
+    page = (base / "report.html").read_text()
+    assert "target 200" in page
+    # The page's own command makes the same runs.
+    line = page.partition("<code>")[2].partition("</code>")[0]
+    again = shlex.split(re.sub("<[^>]*>", "", line))
+    assert again[0] == "ksd"
+    assert ksd(*again[1:]).code == 0
+    folder = Path("runs/again")
+    assert {path.parent.name for path in folder.glob("*/config.json")} == set(found)
+    for name, config in found.items():
+        made = json.loads((folder / name / "config.json").read_text())
+        for key in ("problem", "optimizer", "initialization", "seed", "dtype", "limits"):
+            assert made[key] == config[key]
+    answer = ksd("report", str(base), "--target", "0.5", "-o", "page.html")
+    assert answer.code == 0
+    assert "No method reached a test error of 0.5." in Path("page.html").read_text()
 
 
 def test_a_report_of_different_problems(ksd: Ksd, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.distributed.group import Group
 from tests.processes import start
 
 STEPS = 5
-NOT_COMPARED = ("seconds", "phases")
+NOT_COMPARED = ("seconds", "cpu_seconds", "phases")
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "howto" / "processes.md"
 

@@ -245,9 +245,10 @@ TRAINING: dict[str, Any] = {
 
 def train(folder: Path, iterations: int, optimizer: str = "ksd") -> list[str]:
     """A run of the laboratory; what this rank showed."""
+    from krylov_descent.laboratory.limits import Limits
     from krylov_descent.laboratory.record import RunFolder
-    from krylov_descent.laboratory.runs import RunSettings, load, prepare
-    from krylov_descent.laboratory.training import Limits
+    from krylov_descent.laboratory.runs import load, prepare
+    from krylov_descent.laboratory.settings import RunSettings
 
     options = TRAINING if optimizer == "ksd" else TRAINING | {"optimizer_options": {}}
     limits = Limits(iterations=iterations)

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,8 @@ import torch
 from krylov_descent.laboratory.choices import UnknownNameError
 from krylov_descent.laboratory.contenders import CONTENDERS, competitor, contender
 from krylov_descent.laboratory.problems.curves import PAPER as CURVES_PAPER
-from krylov_descent.laboratory.problems.problem import Problem
+from krylov_descent.laboratory.problems.problem import PaperSettings, Problem
+from krylov_descent.laboratory.problems.tuned_rates import TunedRate
 from krylov_descent.optimizers.first_order import FirstOrder
 from krylov_descent.optimizers.result import Status
 from tests.laboratory.tiny import tiny_problem
@@ -26,7 +28,7 @@ def in_the_paper() -> Problem:
 
 @pytest.mark.parametrize("name", [*CONTENDERS, "torch.optim.RMSprop", "torch.optim.Rprop"])
 def test_each_trains_the_problem(name: str) -> None:
-    optimizer = make(name)
+    optimizer = make(name, in_the_paper() if name == "ksd-paper" else None)
     result = optimizer.step(tiny_problem().train)
     assert result.status is Status.MOVED
     assert optimizer.param_groups[0]["seed"] == 7
@@ -41,7 +43,38 @@ def test_the_papers_settings_are_the_problems() -> None:
     assert optimizer.subset_sizes.curvature == "paper"
     assert make("ksd", in_the_paper()).dimension == "auto"
     assert make("ksd-paper", in_the_paper(), dimension=5).dimension == 5
-    assert make("ksd-paper").dimension == 20  # where no paper has settings
+
+
+@pytest.mark.parametrize("paper", [None, PaperSettings(krylov_dimension=None, curvature_samples=3)])
+def test_settings_that_the_paper_does_not_have_are_refused(paper: PaperSettings | None) -> None:
+    with pytest.raises(ValueError, match="'ksd-paper' has no settings for 'Tiny': the paper did"):
+        make("ksd-paper", replace(tiny_problem(), paper=paper))
+
+
+def test_the_effective_settings_are_all_of_them() -> None:
+    ksd = contender("ksd-paper").effective(in_the_paper(), {"epsilon": 1e-3})
+    assert ksd.keys() == {option.name for option in contender("ksd-paper").options}
+    assert (ksd["dimension"], ksd["subset_size"], ksd["epsilon"]) == (80, "paper", 1e-3)
+    assert (ksd["weight_decay"], ksd["curvature"]) == (1e-4, "gauss-newton")
+    sgd = contender("sgd").effective(tiny_problem(), {})
+    assert (sgd["lr"], sgd["momentum"], sgd["batch_size"]) == (0.01, 0.9, 128)
+    path = contender("torch.optim.RMSprop").effective(tiny_problem(), {"lr": 0.5})
+    assert (path["lr"], path["alpha"]) == (0.5, 0.99)
+    for settings in (ksd, sgd, path):
+        json.dumps(settings, allow_nan=False)
+
+
+def test_a_rate_that_was_tuned_is_taken_and_told() -> None:
+    tuned = TunedRate(rate=0.25, tried=4, epochs=9, form="tiny-small")
+    problem = replace(tiny_problem(), rates={"adam": tuned})
+    entry = contender("adam")
+    assert make("adam", problem).param_groups[0]["lr"] == 0.25
+    assert entry.effective(problem, {})["lr"] == 0.25
+    assert entry.rate(problem, {}) == "0.25, best of 4 on tiny-small after 9 epochs"
+    assert make("adam", problem, lr=0.5).param_groups[0]["lr"] == 0.5
+    assert entry.rate(problem, {"lr": 0.5}) == "0.5, as given"
+    assert contender("sgd").rate(problem, {}) == "0.01, not tuned for this problem"
+    assert contender("ksd").rate(problem, {}) is None
 
 
 def test_hessian_free_has_martens_settings() -> None:

@@ -1,10 +1,12 @@
+import json
+import math
 from pathlib import Path
 
 import pytest
 
 from krylov_descent.laboratory.checkpoint import CheckpointError
+from krylov_descent.laboratory.limits import Ending
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
-from krylov_descent.laboratory.training import Ending
 
 CONFIG = {"problem": {"name": "tiny"}, "limits": {"iterations": 3}}
 
@@ -104,6 +106,36 @@ def test_a_damaged_file_is_named(folder: RunFolder, name: str) -> None:
     (folder.path / name).write_text('{"ending": "ite')
     with pytest.raises(ValueError, match=f"{name} is damaged: it is not JSON"):
         _ = folder.config() and folder.finished
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '"config"', "null"])
+def test_what_is_no_object_is_told(folder: RunFolder, content: str) -> None:
+    (folder.path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"config\.json is damaged: it is not a JSON object"):
+        folder.config()
+
+
+def test_what_is_no_text_is_told(folder: RunFolder) -> None:
+    for name, read in (("metrics.jsonl", folder.rows), ("config.json", folder.config)):
+        path = folder.path / name
+        path.write_bytes(path.read_bytes()[:5] + b"\xff\xfe")
+        with pytest.raises(ValueError, match=f"{path} is damaged: it is not a text in UTF-8"):
+            read()
+
+
+def test_every_file_is_strict_json_and_gives_back_every_number(folder: RunFolder) -> None:
+    odd = {"iteration": 4, "train": -math.inf, "ritz_values": [1.0, math.inf], "terms": {"a": 2.0}}
+    folder.append(odd | {"test": math.nan})
+    folder.go_on(CONFIG | {"options": {"damping": math.inf, "pair": (1, math.inf)}})
+    folder.finish({"ending": "diverged", "last": odd})
+    for row in (folder.rows()[4], folder.rewind(4)[4], folder.rows()[4]):
+        assert math.isnan(row.pop("test"))
+        assert row == odd
+    assert folder.outcome() == {"ending": "diverged", "last": odd}
+    assert folder.config()["options"] == {"damping": math.inf, "pair": [1, math.inf]}
+    for path in folder.path.iterdir():
+        for text in [path.read_text()] if path.suffix == ".json" else path.read_text().splitlines():
+            json.loads(text, parse_constant=pytest.fail)
 
 
 def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The report without a browser: structure, numbers, states. How it draws is tested in Chromium."""
 
 import math
-from html import unescape
 from io import BytesIO
 from pathlib import Path
 
@@ -10,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from krylov_descent.laboratory.contenders import CONTENDERS
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
 from krylov_descent.laboratory.report import Reconstructions, write_report
 from krylov_descent.laboratory.report.charts import MOST_POINTS
-from krylov_descent.laboratory.report.marks import COLOURS, DASHES, curve_style
-from krylov_descent.laboratory.report.numbers import duration, error, plain, published
+from krylov_descent.laboratory.report.marks import COLOURS, DASHES, KNOWN, curve_styles
+from krylov_descent.laboratory.report.numbers import duration, error, given, plain
 from krylov_descent.laboratory.report.pictures import png
+from krylov_descent.laboratory.yardsticks import YARDSTICKS
 from tests.laboratory.example_runs import (
     AUTOENCODER,
     CLASSIFIER,
@@ -45,82 +46,32 @@ def test_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_results_stand_beside_published_numbers(tmp_path: Path) -> None:
+def test_results_come_sorted_and_published_numbers_in_a_table_of_their_own(tmp_path: Path) -> None:
     folders = [
-        write_run(tmp_path / "ksd", config(), rows(steps=40, seconds=5.0, floor=0.1)),
         write_run(tmp_path / "hf", config("hf", "HF"), rows("hf", steps=20, seconds=20.0)),
+        write_run(tmp_path / "ksd", config(), rows(steps=40, seconds=5.0, floor=0.05)),
+        RunFolder(tmp_path / "gone"),
     ]
     page = report(folders, tmp_path)
-    metrics = folders[0].rows()
+    metrics = folders[1].rows()
     best = min(metrics, key=lambda row: float(row["validation"]))
+    names = [row[0] for row in page.rows]
+    assert names.index("KSD") < names.index("HF") < names.index("gone")
     cells = page.row("KSD")
     assert cells[1:4] == [plain(best[split]) for split in ("train", "validation", "test")]
     assert cells[4:7] == [plain(metrics[-1][split]) for split in ("train", "validation", "test")]
-    assert cells[7:10] == ["5.0 s", "40", "168"]
-    # Both stopped by themselves, so the paper's measure is 5 s / 20 s.
-    assert cells[10] == "0.250"
-    level = max(folder.rows()[-1]["train"] for folder in folders)
-    first = [next(r["seconds"] for r in f.rows() if r["train"] <= level) for f in folders]
-    assert cells[11] == plain(first[0] / first[1])
-    assert cells[12] == "the validation error has stopped falling"
+    assert cells[8:] == ["5.0 s", "40", "168", "the validation error has stopped falling"]
     known = [row for row in page.rows if row[-1] == "A paper 2011, Table 2"]
+    assert known[0] == ["KSD", "0.17", "–", "0.25", "0.2", "A paper 2011, Table 2"]
     assert [row[0] for row in known] == ["KSD", "HF"]
-    assert (known[0][1], known[0][3], known[0][10]) == ("0.17", "0.25", "0.2")
-
-
-def test_total_time_is_not_compared_where_a_limit_ended_a_run(tmp_path: Path) -> None:
-    folders = [
-        write_run(tmp_path / "ksd", config(), ending="seconds"),
-        write_run(tmp_path / "hf", config("hf", "HF"), rows("hf")),
-    ]
-    cells = report(folders, tmp_path).row("KSD")
-    assert cells[10] == "–"
-    assert cells[11] == "1"
-
-
-def test_summary_names_the_winner_and_the_measure(tmp_path: Path) -> None:
-    text = unescape(report(write_comparison(tmp_path), tmp_path).text)
-    winner = "KSD (dimension 20, curvature gauss-newton)"
-    assert f"{winner} has the lowest test error of 5 runs: 0.123." in text
-    assert "its squared error per image at iteration 117" in text
-    assert "HF follows with" in text
-    assert "Published test errors: KSD 0.25 and HF 0.19 (A paper 2011, Table 2)." in text
-    assert "L-BFGS: unfinished, at iteration 47." in text
-
-
-def test_speed_names_the_two_that_it_compares(tmp_path: Path) -> None:
-    folders = [
-        write_run(tmp_path / "adam", config("adam", "Adam"), rows("adam", floor=0.1)),
-        write_run(tmp_path / "lbfgs", config("lbfgs", "L-BFGS"), rows("lbfgs", floor=0.2)),
-        write_run(tmp_path / "hf", config("hf", "HF"), rows("hf", floor=0.3)),
-    ]
-    text = unescape(report(folders, tmp_path).text)
-    assert "L-BFGS follows with" in text
-    assert "To the worse of Adam's and HF's final training errors, 0.3" in text
-
-
-def test_no_speed_to_the_error_of_a_run_that_did_not_learn(tmp_path: Path) -> None:
-    chance = rows("hf", first=0.95, floor=0.92)
-    folders = [
-        write_run(tmp_path / "ksd", config(problem=CLASSIFIER), rows(first=0.95, floor=0.001)),
-        write_run(tmp_path / "hf", config("hf", "HF", problem=CLASSIFIER), chance),
-    ]
-    page = report(folders, tmp_path)
-    assert "To the worse of" not in page.text
-    assert page.row("KSD")[11] == "–"
-    assert "more than half of the error at the start" in page.text
-
-
-def test_equal_test_errors_are_shared(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", config("x", "X"))]
-    assert "KSD and X share the lowest test error of 2 runs" in report(folders, tmp_path).text
 
 
 def test_one_run_alone(tmp_path: Path) -> None:
     page = report([write_run(tmp_path / "ksd")], tmp_path)
     assert "KSD has a test error of" in page.text
     assert "follows with" not in page.text
-    assert len(page.data[0]["runs"]) == 1
+    assert len(page.data[0]["methods"]) == 1
+    assert page.data[0]["target"]["value"] is None
 
 
 def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
@@ -133,10 +84,10 @@ def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
     assert cells[1:4] == [plain(metrics[11][split]) for split in ("train", "validation", "test")]
     assert cells[4:7] == 3 * ["not finite"]
     assert "Adam: its error is not finite at iteration 12." in page.text
-    curve = page.data[0]["runs"][0]
+    curve = page.data[0]["methods"][0]["runs"][0]
     assert curve["best"] == 11
     assert curve["train"][12:] == 19 * [None]
-    assert len(curve["ritz"]["values"][4]) == 20
+    assert len(page.data[0]["methods"][0]["ritz"]["values"][4]) == 20
 
 
 def test_no_validation_set(tmp_path: Path) -> None:
@@ -151,7 +102,7 @@ def test_classification_is_in_per_cent(tmp_path: Path) -> None:
     page = report([write_run(tmp_path / "c", config(problem=CLASSIFIER), metrics)], tmp_path)
     assert page.row("KSD")[6] == f"{100 * metrics[-1]['test']:.2f}%"
     assert [row[3] for row in page.rows if row[-1] == "A paper"] == ["1.70%"]
-    curve = page.data[0]["runs"][0]["test"]
+    curve = page.data[0]["methods"][0]["runs"][0]["test"]
     assert curve == pytest.approx([100 * row["test"] for row in metrics], rel=1e-4)
     assert page.data[0]["published"][0]["test"] == 1.7
 
@@ -164,16 +115,27 @@ def test_problems_are_kept_apart(tmp_path: Path) -> None:
         RunFolder(tmp_path / "gone"),
     ]
     page = report(folders, tmp_path)
-    assert [len(data["runs"]) for data in page.data] == [1, 1, 1, 0]
+    assert [len(data["methods"]) for data in page.data] == [1, 1, 1, 0]
     # The two of one title are told apart by their options.
     assert page.headings == [
         "2 problems in 3 forms",
+        "Overview",
         "CURVES (re-created): code_size=5",
         "MNIST classification",
         "CURVES (re-created): code_size=6",
         "Missing runs",
     ]
     assert page.row("gone")[-1].startswith("missing")
+    overview = [page.row(heading)[1:] for heading in page.headings[2:]]
+    best = min(folders[1].rows(), key=lambda row: float(row["validation"]))
+    assert overview[1] == ["1", f"KSD {error(best['test'], '%')}"]
+    assert overview[3] == ["1", "1 of them not finished"]
+    # A link leads into the section, which is folded where there are many.
+    links = {str(a["href"])[1:] for tag, a in page.attributes if tag == "a"}
+    assert {f"problem-{number}" for number in range(1, 5)} <= links
+    sections = [a for tag, a in page.attributes if (tag, a.get("class")) == ("details", "fold")]
+    assert [("open" in section) for section in sections] == 4 * [False]
+    assert "open" in report(folders[:2], tmp_path).text.partition('<details class="fold"')[2][:6]
 
 
 def test_namesakes_are_told_apart(tmp_path: Path) -> None:
@@ -182,7 +144,7 @@ def test_namesakes_are_told_apart(tmp_path: Path) -> None:
         write_run(tmp_path / "k80", config(dimension=80)),
         write_run(tmp_path / "again", config(dimension=80)),
     ]
-    labels = [run["label"] for run in report(folders, tmp_path).data[0]["runs"]]
+    labels = [method["label"] for method in report(folders, tmp_path).data[0]["methods"]]
     assert labels == [
         "KSD (dimension 20)",
         "KSD (dimension 80) in k80",
@@ -200,7 +162,7 @@ def test_odd_names_are_escaped(tmp_path: Path) -> None:
     page = report([write_run(tmp_path / "odd", configuration)], tmp_path)
     assert page.open == [""]
     assert page.elements["script"] == 2
-    assert page.data[0]["metric"] == page.data[0]["runs"][0]["label"] == odd
+    assert page.data[0]["metric"] == page.data[0]["methods"][0]["label"] == odd
     assert "<script>alert" not in page.text
 
 
@@ -208,7 +170,7 @@ def test_long_runs_are_thinned_and_keep_ends_and_best(tmp_path: Path) -> None:
     metrics = rows("adam", steps=5_000)
     metrics[1_234]["validation"] = 1e-3
     page = report([write_run(tmp_path / "adam", config("adam", "Adam"), metrics)], tmp_path)
-    curve = page.data[0]["runs"][0]
+    curve = page.data[0]["methods"][0]["runs"][0]
     assert len(curve["train"]) <= MOST_POINTS + 1
     assert (curve["iteration"][0], curve["iteration"][-1]) == (0, 5_000)
     assert curve["iteration"][curve["best"]] == 1_234
@@ -230,23 +192,28 @@ def test_one_of_a_thing_is_singular(tmp_path: Path) -> None:
     assert "1 evaluation, 1 product, 1 pass over the data." in page.text
 
 
-def test_settings_and_commands(tmp_path: Path) -> None:
+def test_settings_have_every_key_of_the_configuration(tmp_path: Path) -> None:
+    first = config(dimension=20) | {
+        "commit": "abc",
+        "hardware": {"cpu": {"cores": 4}},
+        "tune": None,
+    }
     folders = [
-        write_run(tmp_path / "a", config(dimension=20)),
-        write_run(tmp_path / "b", config("hf", "HF", damping=45.0, seed=3)),
+        write_run(tmp_path / "a", first),
+        write_run(tmp_path / "a-seed-1", first | {"seed": 1}),
+        write_run(tmp_path / "b", config("hf", "HF", damping=[45.0, 1], seed=3)),
     ]
     page = report(folders, tmp_path)
-    assert page.row("versions: torch") == ["versions: torch", "2.13.0", "2.13.0"]
-    assert page.row("optimiser: dimension") == ["optimiser: dimension", "20", "–"]
-    assert page.row("seed") == ["seed", "0", "3"]
-    assert page.commands[1] == "ksd train curves --optimizer hf --seed 3"
-
-
-def test_command_does_not_name_the_folder_that_is_taken(tmp_path: Path) -> None:
-    configuration = config()
-    configuration["command"] = "ksd train curves --set 'betas=(0.8, 0.9)' --folder 'my runs/ksd'"
-    page = report([write_run(tmp_path / "ksd", configuration)], tmp_path)
-    assert page.commands == ["ksd train curves --set 'betas=(0.8, 0.9)'"]
+    for key, *values in (
+        ("versions: torch", "2.13.0", "2.13.0"),
+        ("optimizer: options: dimension", "20", "–"),
+        ("optimizer: options: damping", "–", "[45.0, 1]"),
+        ("hardware: cpu: cores", "4", "–"),
+        ("commit", "abc", "–"),
+        ("tune", "none", "–"),
+        ("seed", "0, 1", "3"),
+    ):
+        assert page.row(key)[1:] == values, key
 
 
 def test_reconstructions_are_in_the_page(tmp_path: Path) -> None:
@@ -264,20 +231,25 @@ def test_reconstructions_are_in_the_page(tmp_path: Path) -> None:
     assert "squared error 7.84" in page.text  # 784 · 0.1²
 
 
-def test_png_is_read_back_by_another_decoder() -> None:
-    grey = torch.arange(28 * 60).view(28, 60) % 256
-    decoded = matplotlib.image.imread(BytesIO(png(grey)), format="png")
-    assert np.array_equal(np.round(decoded * 255), grey.numpy())
-
-
-def test_styles_repeat_only_after_all_pairs() -> None:
-    styles = [curve_style(index) for index in range(COLOURS * DASHES)]
-    assert len(set(styles)) == len(styles)
+def test_an_optimiser_has_one_colour_and_its_settings_a_dash_each() -> None:
+    styles = curve_styles(["adam", "ksd", "ksd", "odd.Name", "hf"])
+    assert styles[1].split() == [styles[2].split()[0], "dash-0"]
+    assert styles[2].endswith("dash-1")
+    assert curve_styles(["hf"]) == styles[4:]  # whoever else is there
+    assert curve_styles(["odd.Name"])[0].split()[0] == styles[3].split()[0]
+    assert len({style.split()[0] for style in curve_styles(KNOWN)}) == len(KNOWN) == COLOURS
+    assert set(KNOWN) <= {*CONTENDERS, *YARDSTICKS}
     sheet = (
         Path(__file__).parents[2] / "src/krylov_descent/laboratory/report/page.css"
     ).read_text()
     assert all(f".colour-{index} {{" in sheet for index in range(COLOURS))
     assert all(f".dash-{index} {{" in sheet for index in range(1, DASHES))
+
+
+def test_png_is_read_back_by_another_decoder() -> None:
+    grey = torch.arange(28 * 60).view(28, 60) % 256
+    decoded = matplotlib.image.imread(BytesIO(png(grey)), format="png")
+    assert np.array_equal(np.round(decoded * 255), grey.numpy())
 
 
 @pytest.mark.parametrize(
@@ -290,7 +262,7 @@ def test_styles_repeat_only_after_all_pairs() -> None:
         (plain(None), "–"),
         (error(0.0170, "%"), "1.70%"),
         (error(math.nan, "%"), "not finite"),
-        (published(0.25, ""), "0.25"),
+        (given(0.25, ""), "0.25"),
         (duration(0.434), "0.43 s"),
         (duration(13.42), "13.4 s"),
         (duration(125), "2 min 05 s"),

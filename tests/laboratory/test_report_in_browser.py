@@ -1,20 +1,16 @@
 """The report in headless Chromium: what is drawn, what the controls do, phone, dark, print."""
 
-import json
-import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
-from typing import Any
 
 import matplotlib.image
 import numpy as np
 import pytest
 
 from krylov_descent.laboratory.report import Reconstructions, write_report
+from tests.laboratory.browser import chromium, needs_chromium, visit, visited
 from tests.laboratory.example_runs import (
     CLASSIFIER,
     config,
@@ -24,11 +20,7 @@ from tests.laboratory.example_runs import (
     write_run,
 )
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FOUND = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(
-    FOUND is None, reason="needs Chromium: install it, or name it in the variable CHROMIUM"
-)
+pytestmark = needs_chromium
 
 # What a person does, and what the page then shows. Each line of the answer is checked below.
 VISIT = """
@@ -47,6 +39,13 @@ const tooltip = curves.querySelector(".tooltip");
 seen.curves = paths().length;
 seen.references = labels().filter((text) => text.includes("published"));
 const start = paths();
+const corners = (path) => path.split(/[ML]/).map((pair) => pair.replace("h0", "").split(" "));
+const isStairs = (path) => corners(path).slice(1).every(
+  ([x, y], i, all) => i === 0 || x === all[i - 1][0] || y === all[i - 1][1],
+);
+seen.stairs = start.every(isStairs);
+seen.names = [...chart.querySelectorAll(".label")].map((text) => text.textContent);
+seen.target = labels().filter((text) => text.startsWith("target"));
 pointer("pointermove", 0.3);
 seen.tooltip = [...tooltip.querySelectorAll("p")].map((line) => line.textContent);
 pointer("pointerdown", 0.2);
@@ -77,6 +76,7 @@ choose("iteration");
 seen.overIterations = labels().includes("iterations") && paths().join() !== start.join();
 choose("seconds");
 choose("train");
+seen.trainTarget = labels().some((text) => text.startsWith("target"));
 seen.train = labels().some((text) => text.startsWith("train error"));
 seen.trainReferences = labels().filter((text) => text.includes("published")).length;
 choose("test");
@@ -110,6 +110,7 @@ parent.postMessage(JSON.stringify({ inner: innerWidth, wide, chart: chart.width 
 """
 # Tables that do not fit, lines of the first command, and its words that lie on two lines.
 LAPTOP = """
+document.querySelectorAll("details").forEach((details) => (details.open = true));
 const tables = [...document.querySelectorAll(".scroll")];
 const code = document.querySelector("code");
 const isCut = (table) => table.scrollWidth > table.clientWidth;
@@ -120,63 +121,6 @@ document.body.dataset.seen = JSON.stringify({
   brokenWords: [...code.children].filter(onTwoLines).map((word) => word.textContent),
 });
 """
-
-
-@dataclass(frozen=True)
-class Visit:
-    """What was seen of a page."""
-
-    dom: str
-    console: list[str]
-    requests: list[str]
-
-    @property
-    def seen(self) -> dict[str, Any]:
-        """What the page's own script noted down."""
-        noted = re.search(r'data-seen="([^"]*)"', self.dom)
-        assert noted is not None, self.console
-        answer: dict[str, Any] = json.loads(noted[1].replace("&quot;", '"'))
-        return answer
-
-
-def chromium(page: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    assert FOUND is not None
-    fixed = (
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--disable-background-networking",
-        "--host-resolver-rules=MAP * ~NOTFOUND",  # the browser's own requests go nowhere
-        "--enable-logging=stderr",
-        "--virtual-time-budget=2000",
-        "--disable-dev-shm-usage",  # which is small in containers
-        f"--user-data-dir={mkdtemp(dir=page.parent)}",  # none that another may still be leaving
-    )
-    return subprocess.run(
-        [FOUND, *fixed, *arguments, page.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-
-
-def visit(page: Path, width: int = 1280) -> Visit:
-    log = page.with_suffix(".net.json")
-    done = chromium(page, f"--log-net-log={log}", "--dump-dom", f"--window-size={width},1000")
-    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    events = [event.get("params", {}) for event in json.loads(log.read_text())["events"]]
-    # Requests of the browser itself have no origin; those of a page from a file have "null".
-    asked = [str(e.get("url")) for e in events if e.get("initiator", "not an origin") == "null"]
-    return Visit(done.stdout, console, [url for url in asked if url != page.as_uri()])
-
-
-def visited(page: Path, script: str) -> Path:
-    """A copy of the page with a visitor in it."""
-    copy = page.with_name("visited.html")
-    copy.write_text(page.read_text().replace("</body>", f"<script>{{{script}}}</script></body>"))
-    return copy
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +139,12 @@ def test_figures_and_controls(page: Path) -> None:
     seen = found.seen
     assert seen["curves"] == 5
     assert seen["references"] == ["HF, published: 0.19", "KSD, published: 0.25"]
-    assert re.fullmatch(r"1\d(\.\d)? seconds", seen["tooltip"][0])
+    assert seen["stairs"]
+    assert seen["names"][0] == "L-BFGS"  # from the top
+    assert sorted(seen["names"])[1:3] == ["HF", "KSD (dimension 20, curvat…"]
+    assert seen["target"] == ["target 0.25"]
+    assert not seen["trainTarget"]  # it is a test error
+    assert re.fullmatch(r"\d\d(\.\d)? seconds", seen["tooltip"][0])
     assert len(seen["tooltip"]) == 6
     assert "KSD (dimension 20" in seen["tooltip"][1]  # the lowest error comes first
     assert seen["selection"] == 1

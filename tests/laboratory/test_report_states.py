@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from krylov_descent.laboratory.record import RunFolderError
+from krylov_descent.laboratory.report import write_report
 from tests.laboratory.example_runs import (
     rows,
     write_comparison,
@@ -17,8 +19,8 @@ from tests.laboratory.report_page import report
 def test_unfinished_and_missing_runs_are_shown(tmp_path: Path) -> None:
     page = report(write_comparison(tmp_path), tmp_path)
     assert page.row("L-BFGS")[-1] == "unfinished, at iteration 47"
-    assert page.row("ncg")[1:] == 11 * ["–"] + ["missing: there is no run in this folder"]
-    assert [run["label"] for run in page.data[0]["runs"]][-1] == "L-BFGS"
+    assert page.row("ncg")[1:] == 10 * ["–"] + ["missing: there is no run in this folder"]
+    assert [method["label"] for method in page.data[0]["methods"]][-1] == "L-BFGS"
 
 
 def test_run_without_rows_and_damaged_run(tmp_path: Path) -> None:
@@ -37,7 +39,7 @@ def test_run_resumed_after_its_end_is_unfinished(tmp_path: Path) -> None:
     folder.checkpoint.touch()
     page = report([folder], tmp_path)
     assert page.row("KSD")[-1] == "unfinished, at iteration 121"
-    assert f"ksd train --resume {folder.path}" in page.commands[0]
+    assert page.commands[1] == f"ksd train --resume {folder.path}"
 
 
 def test_unfinished_run_goes_on_from_a_good_checkpoint(tmp_path: Path) -> None:
@@ -47,7 +49,7 @@ def test_unfinished_run_goes_on_from_a_good_checkpoint(tmp_path: Path) -> None:
         file.write('{"iteration": 12')  # it was killed while it wrote
     page = report([folder], tmp_path)
     assert page.row("KSD")[-1] == "unfinished, at iteration 120"
-    assert f"ksd train --resume {folder.path}" in page.commands[0]
+    assert page.commands[1] == f"ksd train --resume {folder.path}"
 
 
 def lines_of(text: str, count: int) -> str:
@@ -79,7 +81,7 @@ def test_damaged_metrics_are_said_and_not_to_be_resumed(
     page = report([folder], tmp_path)
     assert page.row("KSD")[-1].startswith(f"damaged: {what}")
     assert f"KSD: damaged: {what}" in page.text
-    assert "--resume" not in page.commands[0]
+    assert "--resume" not in "".join(page.commands)
 
 
 @pytest.mark.parametrize(
@@ -96,4 +98,26 @@ def test_unfinished_run_with_a_damaged_checkpoint(
         folder.checkpoint.write_bytes(state)
     page = report([folder], tmp_path)
     assert page.row("KSD")[-1].startswith(f"damaged: the checkpoint {folder.checkpoint} {what}")
-    assert "--resume" not in page.commands[0]
+    assert "--resume" not in "".join(page.commands)
+
+
+def test_what_the_outcome_notes_is_said(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "ksd")
+    outcome = folder.outcome()
+    assert outcome is not None
+    folder.finish(outcome | {"note": "The machine was busy"})
+    assert '<p class="caveats">KSD: The machine was busy.</p>' in report([folder], tmp_path).text
+
+
+def test_a_page_is_replaced_at_once_or_not_at_all(tmp_path: Path) -> None:
+    folder, path = write_run(tmp_path / "ksd"), tmp_path / "out" / "report.html"
+    write_report([folder], path)
+    with path.open() as reader:
+        before = path.read_text()
+        write_report([folder], path, target=0.5)
+        assert reader.read() == before != path.read_text()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(RunFolderError, match="cannot be written: Is a directory"):
+        write_report([folder], path)
+    assert list(path.parent.iterdir()) == [path]

@@ -7,6 +7,7 @@ from krylov_descent.laboratory.problems import PROBLEMS, starcraft
 from krylov_descent.laboratory.problems.mnist import PUBLISHED as MNIST_PUBLISHED
 from krylov_descent.laboratory.reproduce import (
     BEST,
+    DEFAULTS,
     DIAGONAL,
     EXHIBITS,
     FORMS,
@@ -101,24 +102,35 @@ def test_every_cell_has_a_folder_of_its_own(name: str, tmp_path: Path) -> None:
     assert all(set(path.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for path in paths)
 
 
-def test_the_quick_form_is_small_short_and_keeps_the_curvature() -> None:
+def test_the_quick_form_is_small_and_short_and_keeps_no_settings_of_the_full_one() -> None:
     quick = exhibit("figure2").adapted("cuda", quick=True)
-    full = exhibit("figure2").adapted("cuda", quick=False)
-    for cell, original in zip(quick.cells, full.cells, strict=True):
-        assert cell.settings.device == original.settings.device == "cuda"
-        assert cell.settings.problem_options["size"] == "small"
-        assert original.settings.problem_options == {}
+    assert quick.title == "Figure 2 of the paper: CURVES, small forms with 20 s a run"
+    for cell in quick.cells:
+        assert cell.settings.device == "cuda"
+        assert cell.settings.problem_options == {"size": "small"}
         assert cell.settings.limits.seconds == 20.0
-        given, names = original.settings.optimizer_options, ("curvature", "preconditioner")
-        assert cell.settings.optimizer_options == {k: given[k] for k in names if k in given}
-    assert quick.title == f"{full.title}, small forms with 20 s a run"
+    settings = {cell.column: cell.settings for cell in quick.cells}
+    assert {name: (s.optimizer, s.optimizer_options) for name, s in settings.items()} == {
+        DEFAULTS: ("ksd", {}),
+        "KSD, Hessian": ("ksd", {"curvature": "hessian"}),
+        HF: ("hf", {}),
+        "HF, Hessian": ("hf", {"curvature": "hessian"}),
+        "L-BFGS": ("lbfgs", {}),
+    }
+    full = exhibit("figure2").adapted("cuda", quick=False)
+    assert all(cell.settings.problem_options == {} for cell in full.cells)
+    assert PAPER in [cell.column for cell in full.cells]
+
+
+def test_no_two_columns_of_a_quick_table_are_the_same_run() -> None:
     table = exhibit("table2").adapted("cpu", quick=True)
-    for cell in table.cells:
-        kept = {}
-        if cell.column in (BEST, DIAGONAL):
-            factors = cell.column == BEST and cell.row in AUTOENCODERS
-            kept = {"preconditioner": "kronecker" if factors else "fisher-diagonal"}
-        assert cell.settings.optimizer_options == kept
+    runs = [(cell.row, repr(cell.settings)) for cell in table.cells]
+    assert len(set(runs)) == len(runs)
+    assert "ksd-paper" not in [cell.settings.optimizer for cell in table.cells]
+    fisher = [cell for cell in table.cells if cell.column == DIAGONAL]
+    assert [cell.row for cell in fisher] == [*AUTOENCODERS]
+    for cell in fisher:
+        assert cell.settings.optimizer_options == {"preconditioner": "fisher-diagonal"}
 
 
 def test_unknown_names_suggest_the_nearest() -> None:

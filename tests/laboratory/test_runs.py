@@ -1,6 +1,7 @@
 import json
 import os
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from krylov_descent.laboratory.checkpoint import CheckpointError
 from krylov_descent.laboratory.choices import UnknownNameError
+from krylov_descent.laboratory.description import another_environment
+from krylov_descent.laboratory.devices import find_device
+from krylov_descent.laboratory.environment import commit, cpu_name
+from krylov_descent.laboratory.limits import Ending, Limits
 from krylov_descent.laboratory.record import Row, RunFolder, RunFolderError
-from krylov_descent.laboratory.runs import (
-    RunSettings,
-    check_same,
-    find_device,
-    load,
-    prepare,
-    settings_in,
-)
-from krylov_descent.laboratory.training import Ending, Limits
+from krylov_descent.laboratory.runs import check_same, load, prepare, settings_in
+from krylov_descent.laboratory.settings import RunSettings
 from tests.laboratory.tiny import tiny_problem
 
 SETTINGS = RunSettings(
@@ -41,7 +39,8 @@ def run(path: Path, settings: RunSettings = SETTINGS, **more: Any) -> RunFolder:
 
 def numbers(folder: RunFolder) -> list[Row]:
     rows = folder.rows()
-    return [{k: v for k, v in row.items() if k not in ("seconds", "phases")} for row in rows]
+    clocks = ("seconds", "cpu_seconds", "phases")
+    return [{k: v for k, v in row.items() if k not in clocks} for row in rows]
 
 
 # The settings ---------------------------------------------------------------------------------
@@ -52,10 +51,19 @@ def test_the_configuration_is_complete_and_leads_back_to_the_settings(tmp_path: 
     config = folder.config()
     assert settings_in(folder) == replace(SETTINGS, initialization="glorot")
     assert config["problem"]["title"] == "Tiny"
+    assert config["problem"]["samples"] == {"train": 40, "validation": 16, "test": 16}
     assert config["problem"]["metric"] == {"name": "squared error per image", "unit": ""}
     assert config["optimizer"]["title"] == "KSD"
-    assert config["versions"]["torch"] == torch.__version__
-    assert config["versions"]["threads"] == torch.get_num_threads()
+    settings = config["optimizer"]["settings"]
+    assert (settings["dimension"], settings["subset_size"]) == (3, [0.5, 0.25])
+    assert settings["curvature"] == "gauss-newton"
+    assert (settings["bfgs_iterations"], settings["weight_decay"]) == ("auto", 1e-4)
+    assert config["optimizer"]["options"] == {"dimension": 3, "subset_size": [0.5, 0.25]}
+    found = config["environment"]
+    assert (found["torch"], found["threads"]) == (torch.__version__, torch.get_num_threads())
+    assert datetime.fromisoformat(found["date"]) <= datetime.now(UTC)
+    assert found["commit"] == commit()
+    assert found["cpu"] == cpu_name() != ""
     assert config["command"] == (
         "ksd train tiny --optimizer ksd --set dimension=3 --set 'subset_size=(0.5, 0.25)' "
         "--initialization glorot --seed 5 --device cpu --dtype float64 --iterations 4 "
@@ -194,6 +202,26 @@ def test_a_new_run_in_the_folder_of_another_is_refused_at_once(tmp_path: Path) -
     with pytest.raises(RunFolderError, match="holds a run already"):
         run(folder.path, replace(SETTINGS, initialization="rbm"), on_pretraining=pytest.fail)
     assert numbers(folder) == before
+
+
+def test_a_run_that_goes_on_elsewhere_keeps_both_environments(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", replace(SETTINGS, limits=Limits(iterations=1)))
+    here = folder.config()["environment"]
+    assert another_environment(folder, SETTINGS) is None
+    run(folder.path, replace(SETTINGS, limits=Limits(iterations=2)), resume=True)
+    assert folder.config()["environment"] == here  # with the date on which it was begun
+    assert "earlier_environments" not in folder.config()
+
+    there = here | {"torch": "1.0", "threads": 64}
+    (folder.path / "config.json").write_text(json.dumps(folder.config() | {"environment": there}))
+    said = another_environment(folder, SETTINGS)
+    assert said is not None
+    assert f"begun with torch 1.0 (now {here['torch']}), threads 64 (now {here['threads']})" in said
+    run(folder.path, resume=True)
+    config = folder.config()
+    assert config["earlier_environments"] == [there | {"until_iteration": 2}]
+    assert config["environment"] | {"date": 0} == here | {"date": 0}
+    assert another_environment(folder, SETTINGS) is None
 
 
 def test_a_truncated_checkpoint_is_told_and_nothing_else_is_lost(tmp_path: Path) -> None:

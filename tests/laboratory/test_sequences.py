@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from krylov_descent.laboratory.choices import UnknownNameError
 from krylov_descent.laboratory.contenders import contender
+from krylov_descent.laboratory.limits import Ending, Limits
 from krylov_descent.laboratory.problems import PROBLEMS, load_problem
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.problems.sequence_answers import (
@@ -21,8 +22,8 @@ from krylov_descent.laboratory.problems.sequence_answers import (
 from krylov_descent.laboratory.problems.sequences import SOLVED, TASKS
 from krylov_descent.laboratory.record import RunFolder
 from krylov_descent.laboratory.recurrent import Recurrence
-from krylov_descent.laboratory.runs import RunSettings, load, prepare
-from krylov_descent.laboratory.training import Ending, Limits
+from krylov_descent.laboratory.runs import load, prepare
+from krylov_descent.laboratory.settings import RunSettings
 
 
 def few(name: str, **options: Any) -> Problem:

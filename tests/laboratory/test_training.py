@@ -8,9 +8,10 @@ import torch
 
 from krylov_descent import KSD
 from krylov_descent.laboratory.checkpoint import CheckpointError
+from krylov_descent.laboratory.limits import Ending, Limits
 from krylov_descent.laboratory.problems.problem import images_twice
 from krylov_descent.laboratory.record import Row, RunFolder
-from krylov_descent.laboratory.training import Ending, Limits, Training
+from krylov_descent.laboratory.training import Training
 from krylov_descent.optimizers.result import StepResult
 from tests.laboratory.tiny import Scripted, scripted_problem, tiny_problem
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from krylov_descent.laboratory.contenders import CONTENDERS, competitor
 from krylov_descent.laboratory.fitting import fit_yardstick
+from krylov_descent.laboratory.limits import Ending
 from krylov_descent.laboratory.problems.problem import (
     CLASSIFICATION_ERROR,
     Problem,
@@ -15,8 +16,7 @@ from krylov_descent.laboratory.problems.problem import (
     softmax_cross_entropy,
 )
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
-from krylov_descent.laboratory.runs import RunSettings
-from krylov_descent.laboratory.training import Ending
+from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.yardsticks import YARDSTICKS, Candidate, Yardstick
 from tests.laboratory.tiny import tiny_problem
 

@@ -5,43 +5,30 @@ with 2, an interrupted run with 130.
 """
 
 import inspect
+import os
 import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated
 
 try:
-    import torch
     import typer
 
     from krylov_descent import __version__
-    from krylov_descent.cli import exhibits, listing, reporting, training, words
-    from krylov_descent.cli.running import complaints, say
-    from krylov_descent.laboratory.checkpoint import CheckpointError
-    from krylov_descent.laboratory.record import RunFolderError
-    from krylov_descent.laboratory.sources import DataError
-    from krylov_descent.runtime.ranks import CommunicationError, RankError
-    from krylov_descent.runtime.torchrun import under_torchrun
-except KeyboardInterrupt:  # they take seconds, in which a person may think again
+    from krylov_descent.cli import commands
+    from krylov_descent.cli.speaking import complaints, say, speak_to_any_terminal
+except KeyboardInterrupt:
     sys.exit(128 + signal.SIGINT)
 except ModuleNotFoundError as missing:
     if missing.name is None or missing.name.startswith("krylov_descent"):
         raise
     sys.exit(f'ksd: {missing.name} is not installed: pip install "krylov-descent[lab]"')
 
-EXPECTED = (
-    CheckpointError,
-    CommunicationError,
-    RankError,
-    DataError,
-    RunFolderError,
-    ValueError,  # unknown names and values out of range
-    OSError,
-    torch.OutOfMemoryError,
-)
+# Of torchrun: it starts several processes.
+UNDER_TORCHRUN = "TORCHELASTIC_RUN_ID"
 # Each command with the lines that its --help ends with.
 COMMANDS: dict[Callable[..., None], tuple[str, ...]] = {
-    training.train: (
+    commands.train: (
         "ksd train curves --small --seconds 60",
         "ksd train curves --optimizer hf --device cuda --folder runs/hf",
         "ksd train curves --set dimension=80 --problem-set code_size=6",
@@ -49,22 +36,23 @@ COMMANDS: dict[Callable[..., None], tuple[str, ...]] = {
         "ksd train --resume runs/hf --seconds 600",
         "torchrun --nproc-per-node 4 -m krylov_descent train curves --device cuda",
     ),
-    training.compare: (
+    commands.compare: (
         "ksd compare curves --small --seconds 15",
+        "ksd compare poisson-2d-small --optimizers ksd,lbfgs,adam --seeds 3 --target 0.001",
         "ksd compare mnist-autoencoder --optimizers ksd,hf --device cuda",
     ),
-    exhibits.reproduce: (
+    commands.reproduce: (
         "ksd reproduce table2 --quick",
         "ksd reproduce table2 --rows curves,mnist-autoencoder --device cuda",
         "ksd reproduce figure2 --device cuda",
     ),
-    reporting.report: (
+    commands.report: (
         "ksd report runs/compare-curves-0",
         "ksd report runs/ksd runs/hf -o page.html",
     ),
-    words.words: ("ksd words runs/speech-ksd-0 --device cuda",),
-    listing.problems: ("ksd problems", "ksd problems curves"),
-    listing.optimizers: ("ksd optimizers", "ksd optimizers ksd", "ksd optimizers torch.optim.SGD"),
+    commands.words: ("ksd words runs/speech-ksd-0 --device cuda",),
+    commands.problems: ("ksd problems", "ksd problems curves"),
+    commands.optimizers: ("ksd optimizers", "ksd optimizers ksd", "ksd optimizers torch.optim.SGD"),
 }
 
 
@@ -87,7 +75,7 @@ app = typer.Typer(
 for command, lines in COMMANDS.items():
     app.command(help=_unwrapped(command.__doc__), epilog=_examples(lines))(command)
 app.add_typer(
-    listing.data_app, name="data", help="The data files: where they are, whether they are whole."
+    commands.data_app, name="data", help="The data files: where they are, whether they are whole."
 )
 
 
@@ -115,14 +103,33 @@ def main(arguments: list[str] | None = None) -> None:
         arguments: the words after `ksd`; those of the process by default.
     """
     words = sys.argv[1:] if arguments is None else arguments
+    speak_to_any_terminal()
     try:
-        if under_torchrun() and words[:1] not in (["train"], ["--help"]):
+        if UNDER_TORCHRUN in os.environ and words[:1] not in (["train"], ["--help"]):
             raise ValueError(
                 f"torchrun is for `train`: start `ksd {' '.join(words[:1])}` by itself"
             )
         app(arguments, prog_name="ksd")
-    except EXPECTED as problem:
+    except Exception as problem:
+        sentence = _sentence(problem)
+        if sentence is None:
+            raise
         complaints.print(
-            f"ksd: {problem}", style="red", highlight=False, markup=False, soft_wrap=True
+            f"ksd: {sentence}", style="red", highlight=False, markup=False, soft_wrap=True
         )
         sys.exit(1)
+
+
+def _sentence(problem: Exception) -> str | None:
+    """What a person can do about an error; None for an error of the program."""
+    if isinstance(problem, ModuleNotFoundError):
+        if (problem.name or "").startswith("krylov_descent"):
+            return None
+        return f'{problem.name} is not installed: pip install "krylov-descent[lab]"'
+    # These are errors of the system, unknown names and values out of range.
+    if isinstance(problem, OSError | ValueError):
+        return str(problem)
+    # What is raised by these modules is raised after they were loaded.
+    from krylov_descent.cli.failures import EXPECTED
+
+    return str(problem) if isinstance(problem, EXPECTED) else None

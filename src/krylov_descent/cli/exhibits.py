@@ -1,80 +1,47 @@
-"""`ksd reproduce`: the paper's table and figures, cell by cell."""
+"""The paper's table and figures, cell by cell."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich import box
 from rich.table import Table
 
-from krylov_descent.cli.options import WHAT, WHERE, DataFolder, Device
-from krylov_descent.cli.running import (
-    EXIT_INTERRUPTED,
-    complain,
-    console,
-    is_there,
-    run,
-    say,
-    say_interrupted,
-)
+from krylov_descent.cli.running import EXIT_INTERRUPTED, is_there, run, say_interrupted
+from krylov_descent.cli.speaking import complain, console, say
 from krylov_descent.laboratory.exhibit_lines import headings, legend, lines
 from krylov_descent.laboratory.figures import draw_convergence
+from krylov_descent.laboratory.limits import Ending
 from krylov_descent.laboratory.problems.problem import Problem
+from krylov_descent.laboratory.progress import places
 from krylov_descent.laboratory.record import RunFolderError
-from krylov_descent.laboratory.reproduce import EXHIBITS, Cell, Exhibit, exhibit
+from krylov_descent.laboratory.reproduce import Cell, Exhibit, exhibit
 from krylov_descent.laboratory.results import summarize
 from krylov_descent.laboratory.runs import load
-from krylov_descent.laboratory.training import Ending
-
-Name = Annotated[
-    str, typer.Argument(metavar="EXHIBIT", help=" or ".join(EXHIBITS) + ".", show_default=False)
-]
-Rows = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PROBLEMS", help="Only these, with commas between them.", rich_help_panel=WHAT
-    ),
-]
-Quick = Annotated[
-    bool,
-    typer.Option("--quick", help="Small forms, 20 seconds each, to try it.", rich_help_panel=WHAT),
-]
-Show = Annotated[
-    bool,
-    typer.Option(
-        "--show",
-        help="Run nothing: show what is there, and bring the collected files up to date.",
-        rich_help_panel=WHAT,
-    ),
-]
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "--folder",  # typer 0.27 would call it --FOLDER, by its metavar
-        metavar="FOLDER",
-        help="For runs and results; by default runs/reproduce.",
-        rich_help_panel=WHERE,
-    ),
-]
+from krylov_descent.laboratory.waiting import waiting
 
 
 def reproduce(
-    name: Name,
-    rows: Rows = None,
-    quick: Quick = False,
-    show_only: Show = False,
-    device: Device = "cpu",
-    folder: Folder = None,
-    data: DataFolder = None,
+    name: str,
+    rows: str | None,
+    *,
+    quick: bool,
+    show_only: bool,
+    device: str,
+    folder: Path | None,
+    data: Path | None,
 ) -> None:
-    """Re-run a table or figure of the paper, beside the published numbers.
+    """Fill the cells of an exhibit that are not there yet, and show it.
 
-    Each cell is a run. Cells that are in the folder already are not run again, and an unfinished
-    one goes on, so the whole can be made in several sittings; what is not there yet is shown as
-    missing. What was found is collected in the folder, in a JSON file named after the exhibit and,
-    for a figure, a PNG.
+    Args:
+        name: of the exhibit.
+        rows: problems, with commas between them; all if None.
+        quick: the small forms.
+        show_only: run nothing.
+        device: where to run.
+        folder: of the runs; by default runs/reproduce.
+        data: the data folder.
     """
     wanted = exhibit(name).adapted(device, quick)
     chosen = wanted.only(row.strip() for row in rows.split(",")) if rows else wanted
@@ -98,17 +65,21 @@ def _begun(chosen: Exhibit, base: Path) -> bool:
 
 
 def _fill(wanted: Exhibit, cells: Iterable[Cell], base: Path, data: Path | None) -> None:
-    loaded: dict[str, Problem] = {}
+    missing = []
     for cell in cells:
-        target = cell.folder(base)
-        if is_there(cell.settings, target):
+        if is_there(cell.settings, cell.folder(base)):
             say(f"{cell.title}: there already")
-            continue
+        else:
+            missing.append(cell)
+    loaded: dict[str, Problem] = {}
+    for cell, place in zip(missing, places([c.settings.limits for c in missing]), strict=True):
         say(cell.title)
         needed = f"{cell.row}, split {cell.split}"
         if needed not in loaded:
-            loaded = {needed: load(cell.settings, data)}  # one at a time: they are large
-        ending = run(cell.settings, loaded[needed], target, resume=target.started)
+            with waiting(console, f"loading {needed if cell.split is not None else cell.row}"):
+                loaded = {needed: load(cell.settings, data)}  # one at a time: they are large
+        target = cell.folder(base)
+        ending = run(cell.settings, loaded[needed], target, resume=target.started, place=place)
         if ending is Ending.INTERRUPTED:
             say_interrupted(target, "the same command")
             raise typer.Exit(EXIT_INTERRUPTED)

@@ -1,17 +1,16 @@
-"""Commands that list what there is: problems, optimisers, data files."""
+"""Lists of what there is: problems, optimisers, data files."""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from pathlib import Path
 
-import typer
 from rich import box
 from rich.table import Table
 
-from krylov_descent.cli.options import DataFolder
-from krylov_descent.cli.running import console, say
+from krylov_descent.cli.speaking import console, say
 from krylov_descent.laboratory.choices import unknown_name
-from krylov_descent.laboratory.contenders import CONTENDERS, competitor
+from krylov_descent.laboratory.contenders import CONTENDERS, PAPER, competitor
 from krylov_descent.laboratory.problems import PROBLEMS
+from krylov_descent.laboratory.problems.tuned_rates import RATES
 from krylov_descent.laboratory.signatures import Option
 from krylov_descent.laboratory.sources import (
     FOLDER_VARIABLE,
@@ -23,20 +22,8 @@ from krylov_descent.laboratory.sources import (
 )
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
 
-data_app = typer.Typer(no_args_is_help=True)
-OneName = Annotated[
-    str | None,
-    typer.Argument(metavar="NAME", help="Show the options of this one.", show_default=False),
-]
-Files = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="FILES...", help="Files, or folders such as mnist; else all.", show_default=False
-    ),
-]
 
-
-def problems(name: OneName = None) -> None:
+def problems(name: str | None) -> None:
     """List the problems, or the options of one."""
     if name is None:
         _show_entries((entry.name, entry.summary) for entry in PROBLEMS.values())
@@ -49,7 +36,7 @@ def problems(name: OneName = None) -> None:
     _show_options("--problem-set", entry.options)
 
 
-def optimizers(name: OneName = None) -> None:
+def optimizers(name: str | None) -> None:
     """List the optimisers, or the options of one."""
     if name is None:
         _show_entries((entry.name, entry.summary) for entry in CONTENDERS.values())
@@ -60,10 +47,25 @@ def optimizers(name: OneName = None) -> None:
     entry = competitor(name)
     say(f"{entry.title}. {entry.summary}")
     _show_options("--set", entry.options)
+    if name == PAPER:
+        say(f"K, the dimension, is {_paper_dimensions()}. Nothing else has settings in the paper.")
+    for rates in RATES.values():
+        if name in rates:
+            say(f"Rate: {rates[name]}")
+    if any(name in rates for rates in RATES.values()):
+        say("Elsewhere the rate is not tuned: give one with --set lr=NUMBER")
 
 
-@data_app.command("list")
-def data_list(data: DataFolder = None) -> None:
+def _paper_dimensions() -> str:
+    """K of each problem that the paper trained."""
+    rows: dict[int, list[str]] = {}
+    for problem in PROBLEMS.values():
+        if problem.paper_dimension is not None:
+            rows.setdefault(problem.paper_dimension, []).append(problem.name)
+    return " and ".join(f"{k} for {', '.join(names)}" for k, names in rows.items())
+
+
+def data_list(data: Path | None) -> None:
     """Show the data files and where they are looked for."""
     found = inventory(data)
     _show_files(found, data_folder(data))
@@ -72,24 +74,22 @@ def data_list(data: DataFolder = None) -> None:
     say(f"Another folder: --data FOLDER, or the environment variable {FOLDER_VARIABLE}")
 
 
-@data_app.command("fetch")
-def data_fetch(files: Files = None, data: DataFolder = None) -> None:
+def data_fetch(files: list[str] | None, data: Path | None) -> None:
     """Download what is missing or damaged, and check it."""
     wanted = files or [status.name for status in inventory(data) if status.downloadable]
     _show_files(fetch(wanted, data), data_folder(data))
 
 
-@data_app.command("verify")
-def data_verify(files: Files = None, data: DataFolder = None) -> None:
+def data_verify(files: list[str] | None, data: Path | None) -> bool:
     """Read the files that are there and compare their sha256.
 
-    Exit code 1 if one is damaged, or if one that was named is missing.
+    Returns:
+        whether none is damaged, and none that was named is missing.
     """
     found = inventory(data, names=files, verify=True)
     _show_files(found, data_folder(data))
     missing = files and not all(status.present for status in found)
-    if missing or any(status.ok is False for status in found):
-        raise typer.Exit(1)
+    return not missing and all(status.ok is not False for status in found)
 
 
 def _show_entries(entries: Iterable[tuple[str, str]]) -> None:

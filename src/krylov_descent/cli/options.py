@@ -9,6 +9,7 @@ import typer
 
 # Headings under which --help shows the options.
 WHAT, STOP, WHERE = "What to train", "When to stop", "Where and how"
+CHECKPOINT_SECONDS = 30.0
 
 Problem = Annotated[
     str, typer.Argument(metavar="PROBLEM", help="`ksd problems` lists them.", show_default=False)
@@ -66,6 +67,15 @@ Seed = Annotated[
     int,
     typer.Option(metavar="NUMBER", help="Of starting weights and optimiser.", rich_help_panel=WHAT),
 ]
+Seeds = Annotated[
+    int,
+    typer.Option(
+        metavar="NUMBER",
+        min=1,
+        help="Runs of each optimiser, from --seed upwards.",
+        rich_help_panel=WHAT,
+    ),
+]
 Iterations = Annotated[
     int | None,
     typer.Option(metavar="NUMBER", min=1, help="After so many steps.", rich_help_panel=STOP),
@@ -115,6 +125,17 @@ Dtype = Annotated[
         rich_help_panel=WHERE,
     ),
 ]
+ReportTarget = Annotated[
+    float | None,
+    typer.Option(
+        "--target",
+        metavar="NUMBER",
+        min=0,
+        help="Test error that the page counts the time to; 0.001 is 0.1%.",
+        show_default=False,
+        rich_help_panel=WHERE,
+    ),
+]
 DataFolder = Annotated[
     Path | None,
     typer.Option(
@@ -148,6 +169,51 @@ CheckpointSeconds = Annotated[
 TensorBoard = Annotated[
     bool,
     typer.Option("--tensorboard", help="Write TensorBoard events too.", rich_help_panel=WHERE),
+]
+
+Exhibit = Annotated[
+    str,
+    typer.Argument(
+        metavar="EXHIBIT", help="table2, figure1, figure2 or sequences.", show_default=False
+    ),
+]
+Rows = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PROBLEMS", help="Only these, with commas between them.", rich_help_panel=WHAT
+    ),
+]
+Quick = Annotated[
+    bool,
+    typer.Option("--quick", help="Small forms, 20 seconds each, to try it.", rich_help_panel=WHAT),
+]
+Show = Annotated[
+    bool,
+    typer.Option(
+        "--show",
+        help="Run nothing: show what is there, and bring the collected files up to date.",
+        rich_help_panel=WHAT,
+    ),
+]
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders that hold some.")
+]
+Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")]
+Run = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="The folder of a run on speech, finished or not.", show_default=False
+    ),
+]
+OneName = Annotated[
+    str | None,
+    typer.Argument(metavar="NAME", help="Show the options of this one.", show_default=False),
+]
+Files = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="FILES...", help="Files, or folders such as mnist; else all.", show_default=False
+    ),
 ]
 
 

@@ -1,36 +1,31 @@
-"""`ksd report`: one page about recorded runs."""
+"""One page about recorded runs."""
 
 import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from krylov_descent.cli.options import DataFolder
-from krylov_descent.cli.running import complain, say
+from krylov_descent.cli.speaking import complain, say
 from krylov_descent.laboratory.checkpoint import CheckpointError
 from krylov_descent.laboratory.gallery import has_picture, pictures
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
 from krylov_descent.laboratory.report import Picture, write_report
-from krylov_descent.laboratory.runs import RunSettings, load, settings_in
+from krylov_descent.laboratory.runs import load, settings_in
+from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.sources import DataError
 
-Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders that hold some.")
-]
-Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")]
 
+def report(runs: Iterable[Path], output: Path, target: float | None, data: Path | None) -> None:
+    """Write the page.
 
-def report(runs: Runs, output: Output = Path("report.html"), data: DataFolder = None) -> None:
-    """Write one page about runs, to be read in a browser without network.
-
-    It has a table beside the published numbers, convergence curves, pictures, Ritz values,
-    where the time went, and how to re-run it. Runs of several problems get a section each.
+    Args:
+        runs: run folders, or folders that hold some.
+        output: the page.
+        target: the test error that the page counts the time to.
+        data: the data folder, for the pictures.
     """
     folders = [RunFolder(path) for path in _run_folders(runs)]
-    damaged = write_report(folders, output, pictures=_pictures(folders, data))
+    damaged = write_report(folders, output, pictures=_pictures(folders, data), target=target)
     for path, what in damaged.items():
         complain(f"The run in {path} is damaged: {what}")
     say(f"Report: {output}")

@@ -2,53 +2,38 @@
 
 import shlex
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 import torch
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from krylov_descent.cli.options import CHECKPOINT_SECONDS
+from krylov_descent.cli.speaking import complain, complaints, console, say
 from krylov_descent.laboratory.contenders import contender
+from krylov_descent.laboratory.description import another_environment
 from krylov_descent.laboratory.fitting import fit_yardstick
+from krylov_descent.laboratory.limits import Ending
 from krylov_descent.laboratory.problems.problem import Problem
-from krylov_descent.laboratory.progress import LiveLine
+from krylov_descent.laboratory.progress import LiveLine, Place, fitting
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
-from krylov_descent.laboratory.runs import (
-    RunSettings,
-    check_same,
-    forget_beginning,
-    prepare,
-    settings_in,
-)
-from krylov_descent.laboratory.training import Ending, Training
+from krylov_descent.laboratory.runs import check_same, forget_beginning, prepare, settings_in
+from krylov_descent.laboratory.settings import RunSettings
+from krylov_descent.laboratory.training import Training
+from krylov_descent.laboratory.waiting import waiting
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
 from krylov_descent.runtime.ranks import Ranks
 from krylov_descent.runtime.torchrun import under_torchrun
 
 EXIT_INTERRUPTED = 130
+HEADINGS = ("optimiser", "train", "validation", "test", "steps", "passes", "seconds", "ended by")
+# What a narrow terminal does without, the first to go first.
+LEAST = ("passes", "steps", "ended by", "validation", "seconds")
+GAP = 2
 # Signals that end a run like Ctrl-C; Windows lacks the second.
 ENDS = ("SIGTERM", "SIGHUP")
-CHECKPOINT_SECONDS = 30.0
-
-console, complaints = Console(), Console(stderr=True)
-
-
-def only_the_first_speaks(leads: bool) -> None:
-    """Of several processes rank 0 prints; what goes wrong on another one it is told."""
-    console.quiet = complaints.quiet = not leads
-
-
-def say(line: str) -> None:
-    """Print a line as it is, however long."""
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def complain(line: str) -> None:
-    """Print a line about what did not go as asked, as it is."""
-    complaints.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def run(
@@ -60,15 +45,27 @@ def run(
     launch: str | None = None,
     tensorboard: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    place: Place | None = None,
 ) -> Ending:
     """Train, new or resumed, and return how it ended."""
+    leads = Ranks(torch.device("cpu")).leads  # the others may not see the folder
+    if leads and resume and (sentence := another_environment(target, settings)):
+        complain(sentence)
     try:
         if settings.optimizer in YARDSTICKS:
-            return fit_yardstick(settings, problem, target, resume=resume)
+            with waiting(console, f"fitting {YARDSTICKS[settings.optimizer].title}"):
+                return fit_yardstick(settings, problem, target, resume=resume)
         title = f"{contender(settings.optimizer).title} on {problem.title}"
         with (
             _free_after_failed_start(target),
-            LiveLine(console, title, problem.metric, settings.limits) as line,
+            LiveLine(
+                console,
+                title,
+                problem.metric,
+                settings.limits,
+                place,
+                compiles=settings.device.startswith("cuda"),
+            ) as line,
         ):
             training = prepare(
                 settings,
@@ -81,6 +78,7 @@ def run(
                 tensorboard=tensorboard,
                 checkpoint_seconds=checkpoint_seconds,
             )
+            line.watch(lambda: training.phase)
             with _InterruptAtTheEnd(training):
                 return training.run()
     except KeyboardInterrupt:  # the second one, or the first before training began
@@ -170,33 +168,51 @@ class _InterruptAtTheEnd:
             complaints.print("\nEnding after this iteration; Ctrl-C again ends it at once.")
 
 
-def show_outcomes(problem: Problem, folders: Iterable[RunFolder]) -> None:
-    """The errors at the lowest validation error, and what the runs cost, as a table."""
+def show_outcomes(problem: Problem, folders: Sequence[RunFolder]) -> None:
+    """The errors at the lowest validation error, and what the runs cost, as a table.
+
+    Runs of several seeds have theirs beside the optimiser's name.
+    """
+    several = len({folder.config()["seed"] for folder in folders}) > 1
+    rows = [_outcome(problem, folder, several=several) for folder in folders]
+    words = {h: [word for row in rows for word in row[h].split()] for h in HEADINGS}
+    shown = fitting(words, LEAST, console.width, GAP)
     table = Table(
         title=f"{problem.title}: {problem.metric.name}",
         caption="errors at the lowest validation error; steps to seconds of the whole run",
         box=box.SIMPLE_HEAD,
     )
     table.collapse_padding, table.pad_edge = True, False  # to fit 80 columns
-    table.add_column("optimiser")
-    for heading in ("train", "validation", "test", "steps", "passes", "seconds"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("ended by")
-    for folder in folders:
-        title, outcome = folder.config()["optimizer"]["title"], folder.outcome()
-        if outcome is None:
-            table.add_row(title, *["-"] * 6, "unfinished")
-            continue
-        best, last = outcome["best"], outcome["last"]
-        table.add_row(
-            title,
-            *(
-                "-" if best[key] is None else problem.metric.text(best[key])
-                for key in ("train", "validation", "test")
-            ),
-            str(last["iteration"]),
-            f"{last['passes']:.1f}",
-            f"{last['seconds']:.1f}",
-            outcome["ending"].replace("_", " "),
-        )
+    for heading in shown:
+        text = heading in (HEADINGS[0], HEADINGS[-1])
+        table.add_column(heading, justify="left" if text else "right", no_wrap=not text)
+    for row in rows:
+        table.add_row(*(row[heading] for heading in shown))
     console.print(table)
+    for note in dict.fromkeys(_notes(folders)):  # runs of several seeds have the same
+        console.print(note, highlight=False, markup=False)
+
+
+def _outcome(problem: Problem, folder: RunFolder, *, several: bool) -> dict[str, str]:
+    config, outcome = folder.config(), folder.outcome()
+    title = config["optimizer"]["title"] + (f" {config['seed']}" if several else "")
+    if outcome is None:
+        return dict(zip(HEADINGS, [title, *["-"] * 6, "unfinished"], strict=True))
+    best, last = outcome["best"], outcome["last"]
+    errors = (
+        "-" if best[part] is None else problem.metric.text(best[part])
+        for part in ("train", "validation", "test")
+    )
+    cost = str(last["iteration"]), f"{last['passes']:.1f}", f"{last['seconds']:.1f}"
+    ending = outcome["ending"].replace("_", " ")
+    return dict(zip(HEADINGS, [title, *errors, *cost, ending], strict=True))
+
+
+def _notes(folders: Iterable[RunFolder]) -> Iterator[str]:
+    """What to know of the runs: the rates, and whether the machine was busy."""
+    for folder in folders:
+        optimizer, outcome = folder.config()["optimizer"], folder.outcome() or {}
+        if rate := optimizer.get("rate"):
+            yield f"{optimizer['title']}: rate {rate}"
+        if note := outcome.get("note"):
+            yield f"{optimizer['title']}: {note}"

@@ -1,22 +1,22 @@
-"""`ksd words`: what a network trained on speech makes of whole words."""
+"""What a network trained on speech makes of whole words."""
 
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from rich import box
 from rich.table import Table
 from torch import nn
 
-from krylov_descent.cli.options import DataFolder, Device
-from krylov_descent.cli.running import console, say
+from krylov_descent.cli.speaking import console, say
 from krylov_descent.laboratory.checkpoint import load_checkpoint
+from krylov_descent.laboratory.devices import find_device, precision_of
 from krylov_descent.laboratory.problems import load_problem, speech
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
-from krylov_descent.laboratory.runs import RunSettings, find_device, settings_in
+from krylov_descent.laboratory.runs import settings_in
+from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.sources import inventory
 from krylov_descent.laboratory.speech.alignment_figure import clean_examples, draw_alignments
 from krylov_descent.laboratory.speech.archives import read_digits
@@ -27,22 +27,15 @@ from krylov_descent.laboratory.speech.words import ConditionErrors, word_errors
 # The small form has too few frames for more Gaussians a state.
 SMALL_COMPONENTS = 2
 RECORDINGS = "audiomnist8k"
-Run = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN", help="The folder of a run on speech, finished or not.", show_default=False
-    ),
-]
 
 
-def words(run: Run, device: Device = "cpu", data: DataFolder = None) -> None:
-    """Recognise the test set's words with the network of a run on speech.
+def recognise(run: Path, device: str, data: Path | None) -> None:
+    """Recognise the test set's words and write what was found into the run's folder.
 
-    For each noise level it shows the frame error and the word errors of the hybrid (posteriors
-    over priors), of the paper's Tandem system, and of Gaussian mixtures on MFCCs alone. The
-    network is that of the lowest validation error so far. The numbers are also written into the
-    run's folder, as words.json, and beside them, where the recordings are at hand, a picture of
-    the alignment that the labels come from, as alignment.png.
+    Args:
+        run: the folder of a run on speech.
+        device: of the network.
+        data: the data folder.
     """
     folder = RunFolder(run)
     settings = settings_in(folder)
@@ -83,7 +76,7 @@ def _best_network(
         )
     state = load_checkpoint(folder.checkpoint, device)
     problem = load_problem(settings.problem, folder=data, **settings.problem_options)
-    model = problem.make_model(0, "torch", device, settings.precision)
+    model = problem.make_model(0, "torch", device, precision_of(settings))
     model.load_state_dict(state["best"].get("model", state["model"]))
     return model
 

@@ -1,7 +1,10 @@
-"""Names that a person types: an unknown one is answered with the nearest that exists."""
+"""Names and numbers that a person types: an unknown name is answered with the nearest one."""
 
 import difflib
 from collections.abc import Iterable
+
+# A random generator takes no more.
+SEED_BITS = 63
 
 
 class UnknownNameError(ValueError):
@@ -17,3 +20,13 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     nearest = nearest or [known for known in names if typed and known.startswith(typed)]
     hint = f": did you mean {nearest[0]!r}?" if nearest else "."
     return UnknownNameError(f"Unknown {kind} {name!r}{hint} Known: {', '.join(names) or 'none'}.")
+
+
+def check_seed(seed: int) -> None:
+    """Refuse what no random generator takes.
+
+    Raises:
+        ValueError: it is negative or too large.
+    """
+    if not 0 <= seed < 2**SEED_BITS:
+        raise ValueError(f"`seed` must be 0 or more and below 2**{SEED_BITS}, found {seed}")

@@ -16,7 +16,9 @@ from krylov_descent.laboratory.problems.problem import PaperSettings, Problem
 from krylov_descent.laboratory.signatures import (
     Option,
     check_kinds,
+    defaults_of,
     options_of,
+    plain,
     takes_anything,
     with_dtypes,
 )
@@ -31,6 +33,14 @@ from krylov_descent.optimizers.nonlinear_cg import NonlinearCG
 Options = dict[str, Any]
 # What the laboratory decides, or a command line cannot say.
 HIDDEN = ("optimizer", "params", "seed", "forward", "process_group")
+PAPER = "ksd-paper"
+# The paper's own method, on every problem that it trained.
+PAPER_METHOD: Options = {
+    "preconditioner": "fisher-diagonal",
+    "subset_size": "paper",
+    "previous_steps": 1,
+    "tf32": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +54,9 @@ class Contender:
         kind: the optimiser's class.
         behind: the torch optimiser that a `FirstOrder` drives.
         presets: settings that replace the class's defaults.
-        settings: of the problem, which replace those. What `Problem.suited` says replaces both,
-            and the user's options replace all of them.
+        settings: of the problem, which replace those. What `Problem.suited` says, and the rate
+            that the method was tuned to (`Problem.rates`), replace both, and the user's options
+            replace all of them.
     """
 
     name: str
@@ -65,6 +76,8 @@ class Contender:
             found.append(replace(option, meaning=option.meaning.partition(". ")[0]))
         defaults = {name: str(value) for name, value in self.presets.items()}
         defaults["weight_decay"] = "the problem's"
+        if self.settings is _paper_ksd:
+            defaults["dimension"] = "the paper's"
         return [
             replace(option, default=defaults.get(option.name, option.default))
             for option in found
@@ -76,18 +89,9 @@ class Contender:
 
         Raises:
             UnknownNameError: there is no such option; the nearest is suggested.
-            ValueError: it does not take such a value.
+            ValueError: it does not take such a value, or has no settings for the problem.
         """
-        offered = self.options
-        known = [option.name for option in offered]
-        for option in options:
-            if option not in known and not (self.behind and takes_anything(self.behind)):
-                raise unknown_name(f"option of {self.name!r}", option, known)
-        check_kinds(options, offered)
-        decay = {"weight_decay": problem.weight_decay} if "weight_decay" in known else {}
-        suited = problem.suited.get(self.name, {})
-        settings = {**decay, **self.presets, **self.settings(problem), **suited, **options}
-        settings = with_dtypes(settings, offered)  # a run folder holds their names
+        settings = with_dtypes(self._chosen(problem, options), self.options)
         if self.behind is not None:
             settings["optimizer"] = self.behind
         make: Any = self.kind
@@ -96,16 +100,52 @@ class Contender:
         except TypeError as error:
             raise ValueError(f"{self.name!r} cannot be made with {options}: {error}") from error
 
+    def effective(self, problem: Problem, options: Options) -> Options:
+        """Every option with the value that it has for the problem, as JSON has them."""
+        made = [self.kind, self.behind] if self.behind else [self.kind]
+        defaults = {name: value for each in made for name, value in defaults_of(each).items()}
+        found = {k: v for k, v in defaults.items() if k not in HIDDEN}
+        return {k: plain(v) for k, v in (found | self._chosen(problem, options)).items()}
+
+    def rate(self, problem: Problem, options: Options) -> str | None:
+        """A first-order method's rate and how it was found; None for other methods."""
+        if self.behind is None:
+            return None
+        rate = self.effective(problem, options).get("lr")
+        if "lr" in options:
+            return f"{rate}, as given"
+        tuned = problem.rates.get(self.name)
+        return str(tuned) if tuned else f"{rate}, not tuned for this problem"
+
+    def _chosen(self, problem: Problem, options: Options) -> Options:
+        """What replaces the defaults of the class."""
+        offered = self.options
+        known = [option.name for option in offered]
+        for option in options:
+            if option not in known and not (self.behind and takes_anything(self.behind)):
+                raise unknown_name(f"option of {self.name!r}", option, known)
+        check_kinds(options, offered)
+        decay = {"weight_decay": problem.weight_decay} if "weight_decay" in known else {}
+        tuned = problem.rates.get(self.name)
+        return {
+            **decay,
+            **self.presets,
+            **self.settings(problem),
+            **problem.suited.get(self.name, {}),
+            **({"lr": tuned.rate} if tuned else {}),
+            **options,
+        }
+
 
 def _paper_ksd(problem: Problem) -> Options:
-    paper = problem.paper or PaperSettings
+    if problem.paper is None or problem.paper.krylov_dimension is None:
+        raise ValueError(
+            f"{PAPER!r} has no settings for {problem.title!r}: the paper did not train it. Take "
+            f"--optimizer ksd, with --set for those that `ksd optimizers {PAPER}` shows"
+        )
     return {
-        "dimension": paper.krylov_dimension,
-        "bfgs_iterations": paper.bfgs_iterations,
-        "preconditioner": "fisher-diagonal",
-        "subset_size": "paper",
-        "previous_steps": 1,
-        "tf32": False,
+        "dimension": problem.paper.krylov_dimension,
+        "bfgs_iterations": problem.paper.bfgs_iterations,
     }
 
 
@@ -146,10 +186,11 @@ CONTENDERS: dict[str, Contender] = {
             kind=KSD,
         ),
         Contender(
-            name="ksd-paper",
+            name=PAPER,
             title="KSD (paper)",
-            summary="Krylov Subspace Descent with the paper's settings for the problem.",
+            summary="Krylov Subspace Descent with the paper's settings for a problem that it has.",
             kind=KSD,
+            presets={"bfgs_iterations": PaperSettings.bfgs_iterations, **PAPER_METHOD},
             settings=_paper_ksd,
         ),
         Contender(

@@ -31,6 +31,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from krylov_descent.laboratory.waiting import make_room
+
 BLOCK = 1 << 16
 SECONDS_OF_SILENCE = 30.0
 AT_ONCE = 16
@@ -238,6 +240,7 @@ def _reason(error: Exception) -> str:
 
 
 def _progress_bar(enabled: bool, amount: ProgressColumn) -> Progress:
+    make_room()
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -3,10 +3,12 @@
 import time
 from dataclasses import asdict
 
+from krylov_descent.laboratory.description import describe, with_history
+from krylov_descent.laboratory.limits import Ending
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.record import Row, RunFolder
-from krylov_descent.laboratory.runs import RunSettings, check_same, describe
-from krylov_descent.laboratory.training import Ending
+from krylov_descent.laboratory.runs import check_same
+from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
 
 
@@ -37,7 +39,7 @@ def _fit(settings: RunSettings, problem: Problem, folder: RunFolder, *, resume: 
     yardstick, config = YARDSTICKS[settings.optimizer], describe(settings, problem, folder)
     if resume:
         check_same(folder, settings)
-        folder.go_on(config)
+        folder.go_on(with_history(config, folder, 0))
         folder.rewind(-1)
     else:
         folder.begin(config)

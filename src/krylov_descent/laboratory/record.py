@@ -1,13 +1,17 @@
 """The run folder: what was asked for, what happened, and where to go on.
 
-config.json       the full configuration, with versions and device
+config.json       the full configuration, with versions and hardware
 metrics.jsonl     one line per iteration
 checkpoint.pt     everything needed to go on exactly
 outcome.json      how it ended
 lock              who writes here, while someone does
+
+All of them but the checkpoint are JSON as its standard has it. That knows no numbers which are not
+finite: they are the texts "NaN", "Infinity" and "-Infinity" there, and numbers again when read.
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -116,9 +120,9 @@ class RunFolder:
         """Add one line of metrics."""
         with (
             explained(f"{self._metrics} cannot be written, the last checkpoint is intact"),
-            self._metrics.open("a") as file,
+            self._metrics.open("a", encoding="utf-8") as file,
         ):
-            file.write(json.dumps(row) + "\n")
+            file.write(strict_json(row) + "\n")
 
     def sync(self) -> None:
         """Wait until the metrics are on the disk, before a checkpoint that counts on them."""
@@ -140,7 +144,7 @@ class RunFolder:
             )
         with explained(f"{self._metrics} cannot be written"):
             partial = _beside(self._metrics)
-            partial.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            partial.write_text("".join(strict_json(row) + "\n" for row in kept), "utf-8")
             partial.replace(self._metrics)
         return kept
 
@@ -161,9 +165,9 @@ class RunFolder:
     def _whole_rows(self) -> Iterator[Row]:
         if not self._metrics.exists():
             return
-        for line in self._metrics.read_text().splitlines():
+        for line in _text_of(self._metrics).splitlines():
             try:
-                yield json.loads(line)
+                yield _with_numbers(json.loads(line))
             except json.JSONDecodeError:
                 return  # the line a killed process was writing, and nothing comes after it
 
@@ -181,15 +185,51 @@ def _beside(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 
 
+def strict_json(content: Any, indent: int | None = None) -> str:
+    """JSON that every reader takes; a number that is not finite is a text."""
+    return json.dumps(_with_texts(content), indent=indent, allow_nan=False)
+
+
+def _with_texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_texts(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_texts(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value)
+    return value
+
+
+def _with_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(item) for item in value]
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+
+
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     partial = _beside(path)
-    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.write_text(strict_json(content, indent=2) + "\n", "utf-8")
     partial.replace(path)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    text = _text_of(path)
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content = json.loads(text)
     except ValueError as problem:
         raise ValueError(f"{path} is damaged: it is not JSON ({problem})") from problem
-    return content
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged: it is not a JSON object")
+    found: dict[str, Any] = _with_numbers(content)
+    return found
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as problem:
+        raise ValueError(
+            f"{path} is damaged: it is not a text in UTF-8 (byte {problem.start + 1})"
+        ) from problem

@@ -13,14 +13,16 @@ from typing import Any
 
 from krylov_descent.laboratory import sequence_exhibit
 from krylov_descent.laboratory.choices import unknown_name
+from krylov_descent.laboratory.contenders import PAPER as KSD_PAPER
+from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.problems import speech, starcraft
 from krylov_descent.laboratory.record import RunFolder
-from krylov_descent.laboratory.runs import RunSettings
-from krylov_descent.laboratory.training import Limits
+from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
 
 PAPER, BEST, HF = "KSD, paper's settings", "KSD, best settings", "HF"
 DIAGONAL = "KSD, Fisher diagonal"
+DEFAULTS = "KSD, defaults"
 # The paper's table says 5 units; a curve through three points has six degrees of freedom, and the
 # other papers have 6.
 CURVES_CODE_6 = "curves-code-6"
@@ -115,14 +117,19 @@ class Exhibit:
         return list(dict.fromkeys(cell.row for cell in self.cells))
 
     def adapted(self, device: str, quick: bool) -> "Exhibit":
-        """The same on a device, in the small form with two splits where it is to be quick."""
-        cells = (
-            replace(cell, settings=_adapted(cell.settings, device, quick))
-            for cell in self.cells
-            if not quick or cell.split is None or cell.split < QUICK_SPLITS
+        """The same on a device, in the small form with two splits where it is to be quick.
+
+        The small forms have no settings in the paper, and none that were found best: in a quick
+        table KSD has its defaults.
+        """
+        cells = [replace(c, settings=replace(c.settings, device=device)) for c in self.cells]
+        if not quick:
+            return replace(self, cells=tuple(cells))
+        return replace(
+            self,
+            title=f"{self.title}, small forms with {QUICK_SECONDS:g} s a run",
+            cells=tuple(_quick(cell) for cell in cells if _has_quick_form(cell)),
         )
-        title = f"{self.title}, small forms with {QUICK_SECONDS:g} s a run" if quick else self.title
-        return replace(self, title=title, cells=tuple(cells))
 
     def only(self, rows: Iterable[str]) -> "Exhibit":
         """The same with some of its rows."""
@@ -137,18 +144,24 @@ class Exhibit:
         return [cell for cell in self.cells if cell.row in wanted]
 
 
-def _adapted(settings: RunSettings, device: str, quick: bool) -> RunSettings:
-    settings = replace(settings, device=device)
-    if not quick:
-        return settings
-    # The small forms have no published settings to keep to.
-    kept = ("curvature", "preconditioner")
-    options = {k: v for k, v in settings.optimizer_options.items() if k in kept}
+def _has_quick_form(cell: Cell) -> bool:
+    return cell.column != PAPER and (cell.split is None or cell.split < QUICK_SPLITS)
+
+
+def _quick(cell: Cell) -> Cell:
+    """The cell with the small form of its problem, without what was set for the full one."""
+    settings = cell.settings
+    kept = () if cell.column == BEST else ("curvature", "preconditioner")
     return replace(
-        settings,
-        problem_options={**settings.problem_options, "size": "small"},
-        optimizer_options=options,
-        limits=replace(settings.limits, seconds=QUICK_SECONDS),
+        cell,
+        column=DEFAULTS if cell.column == BEST else cell.column,
+        settings=replace(
+            settings,
+            optimizer="ksd" if settings.optimizer == KSD_PAPER else settings.optimizer,
+            problem_options={**settings.problem_options, "size": "small"},
+            optimizer_options={k: v for k, v in settings.optimizer_options.items() if k in kept},
+            limits=replace(settings.limits, seconds=QUICK_SECONDS),
+        ),
     )
 
 

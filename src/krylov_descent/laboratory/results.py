@@ -1,6 +1,5 @@
 """What the cells of an exhibit found: errors, time ratios, and all of it as one JSON file."""
 
-import json
 import math
 import statistics
 from collections.abc import Iterable
@@ -8,10 +7,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from krylov_descent.laboratory.record import Row, RunFolder, explained
+from krylov_descent.laboratory.limits import Ending
+from krylov_descent.laboratory.record import Row, RunFolder, explained, strict_json
 from krylov_descent.laboratory.repeats import estimate
-from krylov_descent.laboratory.reproduce import BEST, DIAGONAL, HF, PAPER, Cell, Exhibit, by_line
-from krylov_descent.laboratory.training import Ending
+from krylov_descent.laboratory.reproduce import (
+    BEST,
+    DEFAULTS,
+    DIAGONAL,
+    HF,
+    PAPER,
+    Cell,
+    Exhibit,
+    by_line,
+)
 
 # Endings that say nothing about how long the run would have taken.
 CUT_SHORT = [e.name.lower() for e in (Ending.ITERATIONS, Ending.SECONDS, Ending.PASSES)]
@@ -56,7 +64,7 @@ def time_ratio(ksd: RunFolder, hf: RunFolder) -> Ratio | None:
 
 def ratio_of(cell: Cell, base: Path) -> Ratio | None:
     """The time ratio of a table's cell; None for HF itself, and where there is none yet."""
-    if cell.column not in (PAPER, BEST, DIAGONAL):
+    if cell.column not in (PAPER, BEST, DEFAULTS, DIAGONAL):
         return None
     return time_ratio(cell.folder(base), replace(cell, column=HF).folder(base))
 
@@ -79,9 +87,10 @@ def summarize(exhibit: Exhibit, base: Path) -> Path:
             found |= {
                 "outcome": {key: _short(value) for key, value in outcome.items()},
                 "optimizer": config["optimizer"],
-                "versions": config["versions"],
                 "command": config["command"],
             }
+            # Records of earlier versions have the second.
+            found |= {key: config[key] for key in ("environment", "versions") if key in config}
             if cell.split is None:  # the curves of all splits would be most of the file
                 rows = _thinned(folder.rows())
                 found["curve"] = [{key: row[key] for key in CURVE_KEYS} for row in rows]
@@ -93,7 +102,7 @@ def summarize(exhibit: Exhibit, base: Path) -> Path:
     content = {"title": exhibit.title, "cells": cells, "means": _means(exhibit, base)}
     with explained(f"{path} cannot be written"):
         base.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        path.write_text(strict_json(content, indent=1) + "\n", "utf-8")
     return path
 
 

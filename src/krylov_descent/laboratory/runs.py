@@ -5,118 +5,25 @@ resumed, repeated and reported on without knowing how it was started.
 """
 
 import json
-import platform
-import shlex
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import krylov_descent
 from krylov_descent.laboratory.choices import unknown_name
 from krylov_descent.laboratory.contenders import competitor, contender
+from krylov_descent.laboratory.description import describe, with_history
+from krylov_descent.laboratory.devices import find_device, precision_of
 from krylov_descent.laboratory.events import with_events
-from krylov_descent.laboratory.problems import PROBLEMS, load_problem
+from krylov_descent.laboratory.limits import Limits
+from krylov_descent.laboratory.problems import load_problem
 from krylov_descent.laboratory.problems.problem import Problem
 from krylov_descent.laboratory.rbm import Report
 from krylov_descent.laboratory.record import RunFolder, RunFolderError
-from krylov_descent.laboratory.training import Limits, OnRow, Training
+from krylov_descent.laboratory.settings import RunSettings
+from krylov_descent.laboratory.training import OnRow, Training
 from krylov_descent.laboratory.yardsticks import Yardstick
 from krylov_descent.runtime.ranks import Ranks
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """Everything a run depends on.
-
-    Attributes:
-        problem: its name.
-        problem_options: as `load_problem` takes them, `size` among them.
-        optimizer: a contender's name, or a dotted path to a torch optimiser.
-        optimizer_options: as the optimiser takes them.
-        initialization: of the weights; the problem's own if None.
-        seed: of starting weights and optimiser.
-        device: "cpu", "cuda", "cuda:1", …
-        dtype: "float32" or "float64"; the problem's own if None.
-        limits: when to stop.
-    """
-
-    problem: str
-    problem_options: dict[str, Any] = field(default_factory=dict)
-    optimizer: str = "ksd"
-    optimizer_options: dict[str, Any] = field(default_factory=dict)
-    initialization: str | None = None
-    seed: int = 0
-    device: str = "cpu"
-    dtype: str | None = None
-    limits: Limits = field(default_factory=Limits)
-
-    @property
-    def precision(self) -> torch.dtype:
-        """The dtype of the network.
-
-        Raises:
-            UnknownNameError: no such dtype; the nearest is suggested.
-        """
-        entry = PROBLEMS.get(self.problem)
-        return find_dtype(self.dtype or (entry.dtype if entry else "float32"))
-
-    def command(self, folder: Path) -> str:
-        """The shell line that makes this run."""
-        words = ["ksd", "train", self.problem, "--optimizer", self.optimizer]
-        for flag, options in (
-            ("--problem-set", self.problem_options),
-            ("--set", self.optimizer_options),
-        ):
-            for key, value in options.items():
-                words += [flag, f"{key}={value}"]
-        if self.initialization:
-            words += ["--initialization", self.initialization]
-        words += ["--seed", str(self.seed), "--device", self.device]
-        if self.dtype is not None:
-            words += ["--dtype", self.dtype]
-        for flag in ("iterations", "seconds", "passes", "target"):
-            if (limit := getattr(self.limits, flag)) is not None:
-                words += [f"--{flag}", str(limit)]
-        if self.limits.early_stop is None:
-            words.append("--no-early-stop")
-        return shlex.join([*words, "--folder", str(folder)])
-
-
-def find_device(name: str) -> torch.device:
-    """The device of a name.
-
-    Raises:
-        ValueError: there is none of that name here.
-    """
-    try:
-        device = torch.device(name)
-    except RuntimeError as problem:
-        raise ValueError(f"`device` must be like 'cpu' or 'cuda:0', found {name!r}") from problem
-    try:
-        torch.zeros((), device=device).item()
-    except (AssertionError, NotImplementedError, RuntimeError) as problem:
-        found = torch.cuda.device_count()
-        raise ValueError(
-            f"`device`: there is no {name!r} here, torch sees {found or 'no'} CUDA device"
-            f"{'' if found == 1 else 's'}: use --device cpu"
-        ) from problem
-    return device
-
-
-def find_dtype(name: str) -> torch.dtype:
-    """The precision of a name."""
-    if name not in DTYPES:
-        raise unknown_name("dtype", name, DTYPES)
-    return DTYPES[name]
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return next(name for name, known in DTYPES.items() if known is dtype)
 
 
 def load(settings: RunSettings, data_folder: Path | None = None) -> Problem:
@@ -127,7 +34,7 @@ def load(settings: RunSettings, data_folder: Path | None = None) -> Problem:
         ValueError: no such device, or an option does not take such a value.
         DataError: the data cannot be had.
     """
-    device, dtype = find_device(settings.device), settings.precision
+    device, dtype = find_device(settings.device), precision_of(settings)
     options = settings.problem_options
     try:
         problem = load_problem(settings.problem, folder=data_folder, **options)
@@ -168,7 +75,7 @@ def prepare(
         raise unknown_name("initialisation", str(settings.initialization), problem.initializations)
     if resume and ranks.leads:
         check_same(folder, settings)
-    where = find_device(settings.device), settings.precision
+    where = find_device(settings.device), precision_of(settings)
     # What is wrong with the settings is found here, before pretraining and before anything is
     # written; the starting weights come last.
     model = problem.make_model(settings.seed, "torch", *where)
@@ -194,8 +101,10 @@ def prepare(
         folder.take()  # the training gives it back
     try:
         going_on = training.resume() if resume else False
-        if ranks.leads:
-            folder.go_on(config) if resume else folder.begin(config)
+        if ranks.leads and resume:
+            folder.go_on(with_history(config, folder, training.iteration))
+        elif ranks.leads:
+            folder.begin(config)
     except BaseException:
         folder.release()
         raise
@@ -218,7 +127,7 @@ def check_fitness(settings: RunSettings, problem: Problem) -> None:
     if isinstance(entry, Yardstick):
         entry.check(problem, options)
     else:
-        model = problem.make_model(settings.seed, "torch", dtype=settings.precision)
+        model = problem.make_model(settings.seed, "torch", dtype=precision_of(settings))
         entry.make(problem, model, settings.seed, options)
 
 
@@ -246,39 +155,6 @@ def _comparable(settings: RunSettings) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
     del plain["limits"]
     return plain | {"device": settings.device.partition(":")[0]}
-
-
-def describe(settings: RunSettings, problem: Problem, folder: RunFolder) -> dict[str, Any]:
-    """The full configuration of a run, for config.json."""
-    device = find_device(settings.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {
-        "problem": {
-            "name": problem.name,
-            "title": problem.title,
-            "options": settings.problem_options,
-            "metric": {"name": problem.metric.name, "unit": problem.metric.unit},
-            "published": [asdict(row) for row in problem.paper.published] if problem.paper else [],
-        },
-        "optimizer": {
-            "name": settings.optimizer,
-            "title": competitor(settings.optimizer).title,
-            "options": settings.optimizer_options,
-        },
-        "initialization": settings.initialization or problem.initialization,
-        "seed": settings.seed,
-        "device": settings.device,
-        "dtype": _name_of(settings.precision),
-        "limits": asdict(settings.limits),
-        "versions": {
-            "krylov-descent": krylov_descent.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "machine": name,
-            "threads": torch.get_num_threads(),
-        },
-        "command": settings.command(folder.path),
-    }
 
 
 def was_begun_by(folder: RunFolder, launch: str | None) -> bool:

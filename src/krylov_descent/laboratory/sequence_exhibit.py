@@ -7,10 +7,10 @@ stands beside Hessian-Free, Adam and SGD on the tasks of Martens & Sutskever 201
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.problems.sequences import SOLVED, TASKS
 from krylov_descent.laboratory.record import RunFolder
-from krylov_descent.laboratory.runs import RunSettings
-from krylov_descent.laboratory.training import Limits
+from krylov_descent.laboratory.settings import RunSettings
 
 NAME = "sequences"
 TITLE = "Recurrent nets: seconds until a task is solved, or what is wrong"

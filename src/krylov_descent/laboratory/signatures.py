@@ -48,16 +48,27 @@ def options_of(made: Callable[..., Any], manual: object = None) -> list[Option]:
         manual: what has the docstring that describes them, where that is not `made` itself.
     """
     meanings = _meanings(inspect.getdoc(made if manual is None else manual) or "")
+    parameters = inspect.signature(made).parameters
     return [
-        Option(
-            name,
-            str(parameter.default),
-            meanings.get(name, ""),
-            _kinds(parameter.annotation),
-        )
+        Option(name, str(default), meanings.get(name, ""), _kinds(parameters[name].annotation))
+        for name, default in defaults_of(made).items()
+    ]
+
+
+def defaults_of(made: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of a callable that have a default, with it."""
+    return {
+        name: parameter.default
         for name, parameter in inspect.signature(made).parameters.items()
         if parameter.kind in NAMED and parameter.default is not inspect.Parameter.empty
-    ]
+    }
+
+
+def plain(value: Any) -> Any:
+    """A value of an option as JSON has it: what JSON has no form for by its name."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else str(value)
 
 
 def check_kinds(values: Mapping[str, Any], options: Iterable[Option]) -> None:

@@ -59,14 +59,11 @@ def data_folder(folder: str | Path | None = None) -> Path:
     return Path(chosen).expanduser() if chosen else _user_cache() / "krylov-descent"
 
 
-def derived_folder(folder: str | Path | None = None) -> Path:
-    """Where to keep what is computed from the data: beside them, or in the user's cache.
+def derived_folder() -> Path:
+    """Where to keep what is computed from the data: in the user's cache.
 
-    A data folder marked read-only stays as it is, also for a superuser who could write to it.
+    A data folder has nothing but data, which may be shared or read-only.
     """
-    base = data_folder(folder)
-    if not base.exists() or (base.stat().st_mode & 0o222 and os.access(base, os.W_OK)):
-        return base
     return _user_cache() / "krylov-descent"
 
 

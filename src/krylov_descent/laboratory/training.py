@@ -1,7 +1,8 @@
 """The only training loop: step, measure, record, decide whether to go on.
 
 Seconds are those of the steps alone; drawing samples, measuring errors and writing checkpoints is
-not training.
+not training. Beside the clock's there are those that the processor worked for this process, on all
+of its threads: where they are far fewer, the machine was busy with something else.
 A run goes on exactly where its checkpoint is: what was recorded after it is dropped and done
 again, with the same numbers.
 
@@ -12,68 +13,31 @@ alone reads and writes the folder, and decides when time is over.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import nn
 
+from krylov_descent.laboratory.accounting import account, busy_machine
 from krylov_descent.laboratory.checkpoint import (
     CheckpointError,
     load_checkpoint,
     save_atomically,
 )
+from krylov_descent.laboratory.limits import Ending, Limits
 from krylov_descent.laboratory.problems.problem import Problem, Split
 from krylov_descent.laboratory.record import Row, RunFolder
 from krylov_descent.optimizers.base import DataOptimizer
-from krylov_descent.optimizers.result import StepResult
+from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.runtime.ranks import Ranks
 
 METRIC_BATCH = 5_000
+# A step, and the phases of it that some methods tell.
+STEP, PHASES = "step", ("gradient", "basis", "cg", "search")
+# What has been spent before the first row.
+START: Row = {"seconds": 0.0, "cpu_seconds": 0.0, "passes": 0.0}
 # Called with each row as it is recorded, and with the step behind it (None for the start).
 OnRow = Callable[[Row, StepResult | None], None]
-
-
-class Ending(Enum):
-    """Why a run ended; the value is a sentence for people."""
-
-    SOLVED = "the validation error is below the target"
-    EARLY_STOP = "the validation error has stopped falling"
-    ITERATIONS = "the limit on iterations was reached"
-    SECONDS = "the time limit was reached"
-    PASSES = "the limit on passes over the data was reached"
-    STUCK = "the optimiser found no step to take, several times in a row"
-    FITTED = "the method has no iterations to go on with"
-    INTERRUPTED = "it was interrupted"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """When to stop, whichever comes first; None is no limit.
-
-    Attributes:
-        iterations: steps of the optimiser.
-        seconds: of training, measuring left out.
-        passes: over the training data.
-        target: a validation error; below it the problem counts as solved.
-        early_stop: stop when the validation error fell by no more than `tolerance` (relative) over
-            this last part of the passes. By work and not by iterations, because an iteration of
-            one optimiser is worth a hundred of another's.
-        tolerance: see `early_stop`.
-        fewest_passes: early stopping waits this long: autoencoders sit on a plateau at first, near
-            the error of the mean image (HF on CURVES for some 300 passes).
-        refusals: stop after so many steps in a row that changed nothing.
-    """
-
-    iterations: int | None = None
-    seconds: float | None = None
-    passes: float | None = None
-    target: float | None = None
-    early_stop: float | None = 0.25
-    tolerance: float = 0.01
-    fewest_passes: float = 500.0
-    refusals: int = 10
 
 
 class Training:
@@ -108,6 +72,21 @@ class Training:
         self._best: dict[str, Any] = {}
         self._refused = 0
         self.interrupted = False
+        # What is being done, for a person who waits.
+        self.activity = "preparing"
+
+    @property
+    def iteration(self) -> int:
+        """The last one that is recorded; -1 before the start is."""
+        return int(self._rows[-1]["iteration"]) if self._rows else -1
+
+    @property
+    def phase(self) -> str:
+        """What is being done; within a step, the phase that it is in where the method tells it."""
+        if self.activity != STEP:
+            return self.activity
+        phase = self.optimizer.objective.ranks.current_phase
+        return phase if phase in PHASES else STEP
 
     def resume(self) -> bool:
         """Take up model, optimiser and record as they were at the last checkpoint.
@@ -159,10 +138,12 @@ class Training:
         saved = time.monotonic()
         while (ending := self._ending()) is None:
             samples = self._samples()
-            started = time.perf_counter()
+            self.activity = STEP
+            started, worked = time.perf_counter(), time.process_time()
             result = self.optimizer.step(samples)
             _wait_for_device(self.model)
-            self._record(result, self._ranks.agreed_number(time.perf_counter() - started))
+            worked = time.process_time() - worked
+            self._record(result, self._ranks.agreed_number(time.perf_counter() - started), worked)
             if time.monotonic() - saved > self._checkpoint_seconds:
                 self.save()
                 saved = time.monotonic()
@@ -180,6 +161,7 @@ class Training:
         """Write the checkpoint of the last recorded iteration."""
         if not self._ranks.leads:
             return
+        self.activity = "saving"
         self.folder.sync()
         save_atomically(
             {
@@ -200,16 +182,19 @@ class Training:
 
     # Recording ------------------------------------------------------------------------------
 
-    def _record(self, result: StepResult | None, seconds: float) -> None:
-        last = self._rows[-1] if self._rows else {"iteration": -1, "seconds": 0.0, "passes": 0.0}
+    def _record(self, result: StepResult | None, seconds: float, worked: float = 0.0) -> None:
+        self.activity = "measuring errors"
+        last = self._rows[-1] if self._rows else START
         row: Row = {
-            "iteration": last["iteration"] + 1,
+            "iteration": self.iteration + 1,
             "seconds": last["seconds"] + seconds,
+            # Rows of earlier versions do not have it.
+            "cpu_seconds": last["cpu_seconds" if "cpu_seconds" in last else "seconds"] + worked,
             "passes": last["passes"] + (result.passes if result else 0.0),
             **self._errors(),
         }
         if result is not None:
-            row |= _account(result)
+            row |= account(result)
             self._refused = 0 if result.status.moved else self._refused + 1
         self._keep_best(row)
         self._rows.append(row)
@@ -259,11 +244,15 @@ class Training:
             (limits.iterations, last["iteration"], Ending.ITERATIONS),
             (limits.seconds, last["seconds"], Ending.SECONDS),
             (limits.passes, last["passes"], Ending.PASSES),
-            (limits.refusals, self._refused, Ending.STUCK),
+            (limits.refusals, self._refused, self._stuck()),
         ):
             if limit is not None and reached >= limit:
                 return ending
         return Ending.EARLY_STOP if self._has_stopped_falling() else None
+
+    def _stuck(self) -> Ending:
+        is_diverged = self._rows[-1].get("status") == Status.NOT_FINITE.name.lower()
+        return Ending.DIVERGED if is_diverged else Ending.STUCK
 
     def _has_stopped_falling(self) -> bool:
         limits, last = self.limits, self._rows[-1]
@@ -277,37 +266,24 @@ class Training:
         now = min(error for _, error in errors)
         return bool(now >= (1 - limits.tolerance) * before)
 
+    def _note(self) -> str | None:
+        """What to know of the run's times; a CPU that waits for a GPU may rest."""
+        if next(self.model.parameters()).device.type != "cpu":
+            return None
+        return busy_machine(self._rows[-1]["seconds"], self._rows[-1]["cpu_seconds"])
+
     def _outcome(self, ending: Ending) -> dict[str, Any]:
         last = self._rows[-1]
         return {
             "ending": ending.name.lower(),
             "sentence": ending.value,
+            **({"note": note} if (note := self._note()) else {}),
             "last": last,
             "best": next(
                 (row for row in self._rows if row["iteration"] == self._best.get("iteration")),
                 last,
             ),
         }
-
-
-def _account(result: StepResult) -> Row:
-    """What a step did, as plain numbers for the record."""
-    return {
-        "loss": result.loss,
-        "loss_before": result.loss_before,
-        "loss_after": result.loss_after,
-        "status": result.status.name.lower(),
-        "noise": result.noise,
-        "gradient_norm": result.gradient_norm,
-        "step_norm": result.step_norm,
-        "rank": result.rank,
-        "ritz_values": list(result.ritz_values),
-        "search_iterations": result.iterations,
-        "evaluations": result.evaluations,
-        "products": result.products,
-        "phases": result.seconds,
-        **({"terms": result.terms} if result.terms else {}),
-    }
 
 
 def _wait_for_device(model: nn.Module) -> None:

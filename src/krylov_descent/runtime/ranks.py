@@ -419,6 +419,11 @@ class Ranks:
         """Set the name of the phase until the next `enter`."""
         self._phase = phase
 
+    @property
+    def current_phase(self) -> str:
+        """The name of the phase; empty before the first."""
+        return self._phase
+
     def gather_objects(self, own: Any) -> list[Any]:
         """A picklable object from every rank, in order of rank."""
         written = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)

@@ -160,17 +160,21 @@ def test_a_damaged_corpus_is_named(folder: Path, tmp_path: Path) -> None:
         load_corpus(tmp_path, small=True)
 
 
-def test_a_read_only_data_folder_stays_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_computed_goes_to_the_users_cache_and_not_to_the_data(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert derived_folder(tmp_path) == tmp_path
-    assert derived_folder(tmp_path / "missing") == tmp_path / "missing"
-    shared = tmp_path / "shared"
-    shared.mkdir(mode=0o555)
-    assert derived_folder(shared).name == "krylov-descent"
-    assert not derived_folder(shared).is_relative_to(shared)
+    kept = derived_folder() / "speech" / NAME
+    assert kept.is_relative_to(tmp_path)
+    shutil.copytree(folder / "speech" / NAME, kept)
+    # It is found there, whichever folder the data are in.
+    (tmp_path / "data").mkdir()
+    corpus = load_corpus(tmp_path / "data", small=True)
+    frames = corpus.test.mfcc.frames
+    assert isinstance(frames, np.memmap)
+    assert Path(str(frames.filename)).is_relative_to(kept)
+    assert list((tmp_path / "data").iterdir()) == []
 
 
 def test_the_problem_is_the_papers(folder: Path, corpus: Corpus) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from krylov_descent.laboratory.choices import unknown_name
+from krylov_descent.laboratory.choices import check_seed, unknown_name
 from krylov_descent.laboratory.physics.equations import EQUATIONS
 from krylov_descent.laboratory.problems import (
     curves,
@@ -16,7 +16,7 @@ from krylov_descent.laboratory.problems import (
     speech,
     starcraft,
 )
-from krylov_descent.laboratory.problems.problem import Problem, Size
+from krylov_descent.laboratory.problems.problem import PaperSettings, Problem, Size
 from krylov_descent.laboratory.signatures import Option, check_kinds, options_of
 
 __all__ = ["PROBLEMS", "Problem", "ProblemEntry", "load_problem"]
@@ -27,7 +27,8 @@ class ProblemEntry:
     """What is known of a problem before its data are loaded.
 
     `manual` has the docstring that describes the options of `load`; `dtype` is the precision of
-    its networks unless another one is asked for.
+    its networks unless another one is asked for; `paper_dimension` is the paper's K for it, None
+    where the paper did not train it.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ProblemEntry:
     load: Callable[..., Problem]
     manual: Callable[..., object]
     dtype: str = "float32"
+    paper_dimension: int | None = None
 
     @property
     def options(self) -> list[Option]:
@@ -44,21 +46,38 @@ class ProblemEntry:
 
 
 def _mnist_entry(name: str, load: Callable[..., Problem]) -> ProblemEntry:
-    return ProblemEntry(name, mnist.TITLES[name], mnist.SUMMARIES[name], load, mnist.read_mnist)
+    return ProblemEntry(
+        name,
+        mnist.TITLES[name],
+        mnist.SUMMARIES[name],
+        load,
+        mnist.read_mnist,
+        paper_dimension=PaperSettings.krylov_dimension,
+    )
 
 
 PROBLEMS: dict[str, ProblemEntry] = {
     entry.name: entry
     for entry in (
         ProblemEntry(
-            curves.NAME, curves.TITLE, curves.SUMMARY, curves.load_curves, curves.load_curves
+            curves.NAME,
+            curves.TITLE,
+            curves.SUMMARY,
+            curves.load_curves,
+            curves.load_curves,
+            paper_dimension=curves.PAPER.krylov_dimension,
         ),
         _mnist_entry(mnist.AUTOENCODER, mnist.load_autoencoder),
         _mnist_entry(mnist.CLASSIFIER, mnist.load_classifier),
         _mnist_entry(mnist.PRETRAINED_CLASSIFIER, mnist.load_pretrained_classifier),
         ProblemEntry(faces.NAME, faces.TITLE, faces.SUMMARY, faces.load_faces, faces.load_faces),
         ProblemEntry(
-            speech.NAME, speech.TITLE, speech.SUMMARY, speech.load_speech, speech.load_speech
+            speech.NAME,
+            speech.TITLE,
+            speech.SUMMARY,
+            speech.load_speech,
+            speech.load_speech,
+            paper_dimension=speech.PAPER.krylov_dimension,
         ),
         ProblemEntry(
             starcraft.NAME,
@@ -66,6 +85,7 @@ PROBLEMS: dict[str, ProblemEntry] = {
             starcraft.SUMMARY,
             starcraft.load_starcraft,
             starcraft.load_starcraft,
+            paper_dimension=PaperSettings.krylov_dimension,
         ),
         *(
             ProblemEntry(
@@ -126,6 +146,5 @@ def load_problem(
         if option not in known:
             raise unknown_name(f"option of {name!r}", option, known)
     check_kinds({"seed": seed, **options}, entry.options)
-    if seed < 0:
-        raise ValueError(f"`seed` must be 0 or more, found {seed}")
+    check_seed(seed)
     return entry.load(folder=folder, seed=seed, size=size, **options)

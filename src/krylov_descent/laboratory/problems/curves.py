@@ -26,6 +26,7 @@ from krylov_descent.laboratory.problems.problem import (
     bernoulli_cross_entropy,
     images_twice,
 )
+from krylov_descent.laboratory.problems.tuned_rates import rates_of
 from krylov_descent.laboratory.rbm import RbmSettings, pretrain_autoencoder
 from krylov_descent.laboratory.sources import DataError, locate
 
@@ -137,6 +138,7 @@ def load_curves(
         criterion=nn.BCEWithLogitsLoss(reduction="sum"),
         metric=SQUARED_ERROR,
         weight_decay=WEIGHT_DECAY,
+        rates=rates_of(NAME, small),
         paper=None if small or train else PAPER,
     )
 

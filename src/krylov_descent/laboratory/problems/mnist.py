@@ -31,6 +31,7 @@ from krylov_descent.laboratory.problems.problem import (
     images_twice,
     softmax_cross_entropy,
 )
+from krylov_descent.laboratory.problems.tuned_rates import rates_of
 from krylov_descent.laboratory.rbm import (
     RbmSettings,
     pretrain_autoencoder,
@@ -121,6 +122,7 @@ def load_autoencoder(
         criterion=nn.BCEWithLogitsLoss(reduction="sum"),
         metric=SQUARED_ERROR,
         weight_decay=WEIGHT_DECAY,
+        rates=rates_of(AUTOENCODER, small),
         paper=None if small else _paper(AUTOENCODER),
     )
 
@@ -170,6 +172,7 @@ def _classifier(name: str, data: Mnist, size: Size | None, initialization: str) 
         criterion=nn.CrossEntropyLoss(),
         metric=CLASSIFICATION_ERROR,
         weight_decay=WEIGHT_DECAY,
+        rates=rates_of(name, small),
         paper=None if small else _paper(name),
     )
 

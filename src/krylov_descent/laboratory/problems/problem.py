@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from krylov_descent.laboratory.choices import unknown_name
 from krylov_descent.laboratory.initialization import INITIALIZATIONS, initialize
 from krylov_descent.laboratory.physics.equation import on_device
+from krylov_descent.laboratory.problems.tuned_rates import TunedRate
 from krylov_descent.laboratory.rbm import Report
 from krylov_descent.objective.term import Term
 
@@ -45,6 +46,8 @@ class Metric:
 
     def text(self, value: float) -> str:
         """The value as a table shows it: 0.25, or 1.70% for 0.017."""
+        if math.isnan(value):
+            return "NaN"
         return f"{100 * value:.2f}%" if self.unit == "%" else f"{value:.3g}"
 
 
@@ -67,11 +70,11 @@ class PublishedResult:
 class PaperSettings:
     """The settings of Vinyals & Povey 2011, Section 5, and of Martens' HF on the problem.
 
-    `curvature_samples` is the chunk that HF cycles through; `initial_damping` is its λ0, None
-    where none is published.
+    `krylov_dimension` is None where Vinyals & Povey did not train the problem. `curvature_samples`
+    is the chunk that HF cycles through; `initial_damping` is its λ0, None where none is published.
     """
 
-    krylov_dimension: int = 20
+    krylov_dimension: int | None = 20
     bfgs_iterations: int = 30
     curvature: str = "gauss-newton"
     curvature_samples: int
@@ -128,6 +131,7 @@ class Problem:
             place of `criterion`; else None.
         weight_decay: λ of the objective mean(loss) + ½λ‖θ‖², biases included.
         suited: settings for an optimiser on this problem, by the name of the contender.
+        rates: that first-order methods were tuned to, by the name of the contender.
         paper: settings and numbers of the paper; None for small forms, which no paper reports.
     """
 
@@ -149,6 +153,7 @@ class Problem:
     terms: Callable[[], dict[str, Term]] | None = None
     weight_decay: float
     suited: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    rates: Mapping[str, TunedRate] = field(default_factory=dict)
     paper: PaperSettings | None = None
 
     @property

@@ -243,7 +243,9 @@ def load_sequences(
         weight_decay=WEIGHT_DECAY,
         suited={"ksd": {} if task.patterns else LARGE_SEARCH, "adam": CLIPPED, "sgd": CLIPPED},
         paper=PaperSettings(
-            curvature_samples=task.patterns or CURVATURE_SAMPLES, published=task.published
+            krylov_dimension=None,
+            curvature_samples=task.patterns or CURVATURE_SAMPLES,
+            published=task.published,
         )
         if usual
         else None,

@@ -12,8 +12,9 @@ function node(name, attributes = {}, ...children) {
 
 class Chart {
   // `label` is for those who do not see it. `view()` gives what to draw now: xLabel, yLabel, yScale,
-  // curves [{points: [[x, y or null]], style, dot: [x, y]}], references [{value, label}],
-  // and describe(x), the text lines under the pointer as [style, name, value], title first.
+  // curves [{points: [[x, y or null]], style, label at its end, dot: [x, y], and low and high of a
+  // band, as points}], references [{value, label, style}], and describe(x), the text lines under
+  // the pointer as [style, name, value], title first. With `steps` a value holds until the next one.
   constructor(host, view) {
     this.view = view;
     this.zoom = null;
@@ -32,20 +33,27 @@ class Chart {
     const view = (this.now = this.view());
     const width = Math.max(280, this.svg.parentNode.clientWidth);
     const height = width < 600 ? 300 : 420;
-    this.box = { left: 54, right: width - 10, top: 12, bottom: height - 42 };
+    // The names at the curves' ends have room for the longest, as far as the screen goes.
+    const longest = Math.max(0, ...view.curves.map(({ label }) => (label ?? "").length));
+    this.letters = Math.min(longest, width < 600 ? 12 : 26);
+    const margin = longest ? 18 + 7.4 * this.letters : 10;
+    this.box = { left: 54, right: width - margin, top: 12, bottom: height - 42 };
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.setAttribute("aria-label", view.label);
     this.reset.hidden = this.zoom === null;
     this.fit(view);
     this.cursor = node("g", { class: "cursor" });
     const { left, right, top, bottom } = this.box;
+    const [lines, names] = this.references(view);
     const frame = { x: left, y: top, width: right - left, height: bottom - top };
     this.svg.replaceChildren(
       node("defs", {}, node("clipPath", { id: this.clip }, node("rect", frame))),
       node("rect", { class: "paper", ...frame }),
       ...this.axes(view),
+      ...lines,
       node("g", { "clip-path": `url(#${this.clip})` }, ...this.curves(view)),
-      ...this.references(view),
+      ...names,
+      ...this.labels(view),
       this.cursor,
     );
     this.point(null); // what it showed may be of another axis
@@ -53,7 +61,9 @@ class Chart {
 
   // The window: all of x or what was zoomed to, and the y of what is visible in it.
   fit({ curves, references, yScale }) {
-    const all = curves.flatMap((curve) => curve.points).filter((p) => p[1] !== null);
+    const all = curves
+      .flatMap(({ points, low = [], high = [] }) => [...points, ...low, ...high])
+      .filter((p) => p[1] !== null);
     const end = Math.max(0, ...all.map((p) => p[0])) || 1;
     this.x = this.zoom ?? [0, 1.01 * end]; // room for a dot at the end
     const inside = all.filter((p) => p[0] >= this.x[0] && p[0] <= this.x[1]);
@@ -104,14 +114,16 @@ class Chart {
   }
 
   curves({ curves }) {
-    return curves.flatMap(({ points, style, dot }) => {
-      let drawing = false; // the pen is lifted where a number is missing
-      const path = points.map(([x, y]) => {
-        const at = y === null ? "" : `${this.across(x).toFixed(1)} ${this.up(y).toFixed(1)}`;
-        const piece = at && (drawing ? `L${at}` : `M${at}h0`); // h0: a point alone is a dot
-        drawing = y !== null;
-        return piece;
+    const bands = curves.filter(({ low }) => low).flatMap(({ low, high, style }) => {
+      const edges = this.pieces(high);
+      return this.pieces(low).map((piece, i) => {
+        const outline = [...edges[i], ...piece.reverse()].join("L");
+        return node("path", { class: `band ${style}`, d: `M${outline}Z` });
       });
+    });
+    const lines = curves.flatMap(({ points, style, dot }) => {
+      // h0: a point alone is a dot
+      const path = this.pieces(points).map((piece) => `M${piece.join("L")}h0`);
       const drawn = [node("path", { class: `curve ${style}`, d: path.join("") })];
       if (dot && dot[1] !== null) {
         const at = { cx: this.across(dot[0]), cy: this.up(dot[1]), r: 4.5 };
@@ -119,24 +131,63 @@ class Chart {
       }
       return drawn;
     });
+    return [...bands, ...lines];
   }
 
-  // Lines at published values, their names above them at the right, pushed apart where they collide.
+  // The corners of what is drawn through points; the pen is lifted where a number is missing.
+  pieces(points) {
+    const pieces = [];
+    let before = null; // the height of what is being drawn
+    for (const [x, y] of points) {
+      const across = this.across(x).toFixed(1);
+      if (before !== null && this.now.steps) pieces.at(-1).push(`${across} ${before}`);
+      if (before === null && y !== null) pieces.push([]);
+      before = y === null ? null : this.up(y).toFixed(1);
+      if (before !== null) pieces.at(-1).push(`${across} ${before}`);
+    }
+    return pieces;
+  }
+
+  // Each curve's name where it leaves the window, pushed apart where they collide.
+  labels({ curves }) {
+    const { right, bottom } = this.box;
+    const height = 14;
+    const ends = curves.flatMap(({ label, points, style }) => {
+      const seen = points.filter((p) => p[1] !== null && p[0] <= this.x[1]);
+      if (!label || !seen.length) return [];
+      const [x, y] = seen.at(-1);
+      const leaves = seen.length < points.length ? right : this.across(x);
+      return leaves < this.box.left ? [] : [{ label, style, x: leaves, y: this.up(y) }];
+    });
+    ends.sort((a, b) => a.y - b.y);
+    ends.forEach((end, i) => (end.at = i ? Math.max(end.y, ends[i - 1].at + height) : end.y));
+    ends.reduceRight((lowest, end) => (end.at = Math.min(end.at, lowest)) - height, bottom);
+    return ends.flatMap(({ label, style, x, y, at }) => {
+      const cut = label.length > this.letters ? `${label.slice(0, this.letters - 1)}…` : label;
+      const leader = `M${x.toFixed(1)} ${y.toFixed(1)}H${right}L${right + 8} ${at.toFixed(1)}`;
+      return [
+        node("path", { class: `leader ${style}`, d: leader }),
+        node("text", { class: `label ${style}`, x: right + 12, y: at + 4 }, cut),
+      ];
+    });
+  }
+
+  // Horizontal lines, and their names above them at the left, pushed apart where they collide.
   references({ references }) {
     const { left, right, top, bottom } = this.box;
     let free = Infinity;
-    return references
-      .map(({ value, label }) => ({ y: this.up(value), label }))
+    const [lines, names] = [[], []];
+    references
+      .map(({ value, label, style }) => ({ y: this.up(value), label, style }))
       .filter(({ y }) => y > top && y < bottom)
       .sort((a, b) => b.y - a.y)
-      .flatMap(({ y, label }) => {
+      .forEach(({ y, label, style }) => {
         const at = Math.min(y - 3, free);
         free = at - 13;
-        return [
-          node("line", { class: "reference", x1: left, x2: right, y1: y, y2: y }),
-          node("text", { class: "reference", x: right - 4, y: at, "text-anchor": "end" }, label),
-        ];
+        lines.push(node("line", { class: style, x1: left, x2: right, y1: y, y2: y }));
+        names.push(node("text", { class: style, x: left + 6, y: at }, label));
       });
+    return [lines, names];
   }
 
   zoomTo(range) {

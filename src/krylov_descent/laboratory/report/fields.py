@@ -38,12 +38,12 @@ class Field:
             )
 
 
-def field_figure(by_run: list[tuple[int, str, Field]]) -> str:
-    """The solution once, then what each run (index, label) made of it beside its error."""
-    first = by_run[0][2]
+def field_figure(by_method: list[tuple[str, str, Field]]) -> str:
+    """The solution once, then what each method (style, label) made of it beside its error."""
+    first = by_method[0][2]
     largest = float(first.solution.abs().max()) or 1.0
     rows = [_row("solution", first.plane, [_signed(first.solution, largest, "the solution")])]
-    for index, label, field in by_run:
+    for style, label, field in by_method:
         error = (field.outputs - field.solution).abs()
         worst = float(error.max())
         pictures = [
@@ -54,7 +54,7 @@ def field_figure(by_run: list[tuple[int, str, Field]]) -> str:
             ),
         ]
         note = f"beside it the error, at most {plain(worst)}"
-        rows.append(_row(swatch(index) + escape(label), note, pictures))
+        rows.append(_row(swatch(style) + escape(label), note, pictures))
     return f'<figure class="fields">{"".join(rows)}</figure>'
 
 

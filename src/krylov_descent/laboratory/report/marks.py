@@ -1,18 +1,46 @@
-"""How a run is marked throughout the page: one colour and one dash pattern."""
+"""How a method is marked throughout the page: one colour for each optimiser, and a dash pattern."""
 
-# As many as page.css has. The numbers have no common factor, so that every pair comes once before
-# one returns, and neighbours never differ in colour alone.
-COLOURS, DASHES = 6, 5
+import zlib
+from collections.abc import Sequence
+
+# As many as page.css has.
+COLOURS, DASHES = 10, 5
+# An optimiser has its colour on every page; one that is not named here has it by its name.
+KNOWN = (
+    "ksd",
+    "hf",
+    "lbfgs",
+    "ncg",
+    "adam",
+    "ksd-paper",
+    "adamw",
+    "sgd",
+    "logistic-regression",
+    "gradient-boosting",
+)
 
 
-def curve_style(index: int) -> str:
-    """The classes that give the run of this index its colour and dash pattern."""
-    return f"colour-{index % COLOURS} dash-{index % DASHES}"
+def curve_styles(optimizers: Sequence[str]) -> list[str]:
+    """The classes of each method's colour and dash pattern, given the names of their optimisers.
+
+    Several methods of one colour differ in their dash patterns.
+    """
+    colours = [_colour(name) for name in optimizers]
+    return [
+        f"colour-{colour} dash-{colours[:index].count(colour) % DASHES}"
+        for index, colour in enumerate(colours)
+    ]
 
 
-def swatch(index: int) -> str:
-    """A short piece of the run's curve, to stand before its name."""
+def swatch(style: str) -> str:
+    """A short piece of the method's curve, to stand before its name."""
     return (
-        f'<svg class="swatch {curve_style(index)}" viewBox="0 0 28 8" aria-hidden="true">'
+        f'<svg class="swatch {style}" viewBox="0 0 28 8" aria-hidden="true">'
         '<path d="M0 4H28"/></svg>'
     )
+
+
+def _colour(optimizer: str) -> int:
+    if optimizer in KNOWN:
+        return KNOWN.index(optimizer)
+    return zlib.crc32(optimizer.encode()) % COLOURS

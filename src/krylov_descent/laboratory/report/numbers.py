@@ -40,8 +40,8 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def published(value: float | None, unit: str) -> str:
-    """A published error with the digits it was published with: 0.25, not 0.250."""
+def given(value: float | None, unit: str) -> str:
+    """An error with the digits that somebody gave it: 0.25, not 0.250."""
     if value is None or unit == "%":
         return error(value, unit)
     return f"{value:g}"

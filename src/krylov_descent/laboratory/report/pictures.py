@@ -44,15 +44,15 @@ class Reconstructions:
         return float((self.outputs - self.inputs).double().square().sum(1).mean())
 
 
-def reconstruction_figure(by_run: list[tuple[int, str, Reconstructions]]) -> str:
-    """Strips below each other: the inputs once, then what each run (index, label) made of them."""
+def reconstruction_figure(by_method: list[tuple[str, str, Reconstructions]]) -> str:
+    """Strips: the inputs once, then what each method (style, label) made of them."""
     strips = []
     shown: Tensor | None = None
-    for index, label, images in by_run:
+    for style, label, images in by_method:
         if shown is None or not torch.equal(shown, images.inputs):
             shown = images.inputs
             strips.append(_strip("input", "", shown))
-        name = swatch(index) + escape(label)
+        name = swatch(style) + escape(label)
         note = f"squared error {plain(images.squared_error)}"
         strips.append(_strip(name, note, images.outputs))
     return f'<figure class="strips">{"".join(strips)}</figure>'

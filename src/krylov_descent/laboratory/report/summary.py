@@ -1,10 +1,13 @@
-"""Who won, by what measure, in sentences."""
+"""What the runs show, in sentences: no method is called the best by one run."""
 
 from dataclasses import dataclass
 
-from krylov_descent.laboratory.record import Row
-from krylov_descent.laboratory.report.numbers import duration, error, is_number, published
-from krylov_descent.laboratory.report.runs import Comparison, Run, same_error_seconds
+from krylov_descent.laboratory.report.comparison import Comparison
+from krylov_descent.laboratory.report.methods import RESULT, Method, Spread
+from krylov_descent.laboratory.report.numbers import duration, error, given, is_number
+
+# So many methods are named in a sentence; the table has all.
+MOST_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -26,61 +29,74 @@ def _headline(comparison: Comparison) -> str:
     measured = comparison.measured
     if not measured:
         return "No run has a result yet."
-    value = error(_best(measured[0])["test"], comparison.unit)
-    winners = [run.label for run in _winners(comparison)]
+    unit = comparison.unit
     if len(measured) == 1:
-        return f"{winners[0]} has a test error of {value}."
-    verb = "has" if len(winners) == 1 else "share"
-    return f"{_listed(winners)} {verb} the lowest test error of {len(measured)} runs: {value}."
+        return f"{measured[0].label} has a test error of {with_range(measured[0].result, unit)}."
+    if any(len(method.counted) < 2 for method in measured):
+        return f"Test errors: {_named(measured, unit)}."
+    leaders = _leaders(measured)
+    if len(leaders) > 1:
+        return f"The lowest test errors overlap from seed to seed: {_named(leaders, unit)}."
+    return f"{leaders[0].label} has the lowest test error: {with_range(leaders[0].result, unit)}."
+
+
+def _leaders(measured: list[Method]) -> list[Method]:
+    """The best method, and those with a seed that is as good as its worst."""
+    best = measured[0].result
+    return [m for m in measured if best and m.result and m.result.low <= best.high]
 
 
 def _moment(comparison: Comparison) -> list[str]:
-    """When each winner had it, and who is next."""
-    winners = _winners(comparison)
-    sentences = []
-    for run in winners:
-        row = _best(run)
-        whose = "its" if len(winners) == 1 else f"{run.label}'s"
-        lowest = (
-            ", where the validation error was lowest" if is_number(row.get("validation")) else ""
-        )
-        sentences.append(
-            f"That is {whose} {comparison.metric} at iteration {row['iteration']}, after "
-            f"{duration(row['seconds'])}{lowest}."
-        )
-    for second in comparison.measured[len(winners) :][:1]:
-        value = error(_best(second)["test"], comparison.unit)
-        sentences.append(f"{second.label} follows with {value}.")
-    return sentences
+    """What the numbers are, who follows, and what one run is worth."""
+    measured = comparison.measured
+    if not measured:
+        return []
+    rows = [run.best or {} for method in measured for run in method.counted]
+    validated = any(is_number(row.get("validation")) for row in rows)
+    where = "where the validation error was lowest" if validated else "at the last iteration"
+    several = any(len(method.counted) > 1 for method in measured)
+    median = ", the median of the seeds, with their range" if several else ""
+    sentences = [f"That is the {comparison.metric} {where}{median}."]
+    if len(measured) < 2:
+        return sentences
+    if all(len(method.counted) > 1 for method in measured):
+        following = [m for m in measured if m not in _leaders(measured)][:1]
+        return sentences + [
+            f"{second.label} follows with {with_range(second.result, comparison.unit)}."
+            for second in following
+        ]
+    return [
+        *sentences,
+        "One run of a method does not tell a difference from chance: ksd compare --seeds 3 repeats "
+        "each from other starting weights.",
+    ]
 
 
 def _speed(comparison: Comparison) -> list[str]:
-    """Time to the same training error: the winner and HF, or the winner and the second."""
-    measured = comparison.measured
-    if len(measured) < 2:
+    """Time to the target, the fastest first."""
+    if comparison.target is None:
         return []
-    first = measured[0]
-    reference = comparison.reference
-    other = reference if reference is not None and reference is not first else measured[1]
-    times = same_error_seconds(first, other)
-    if times is None:
-        return []
-    level, mine, its = times
-    return [
-        f"To the worse of {first.label}'s and {other.label}'s final training errors, "
-        f"{error(level, comparison.unit)}, {first.label} took {duration(mine)} and "
-        f"{other.label} {duration(its)}."
-    ]
+    times = [(m.label, found) for m in comparison.measured if (found := _time(comparison, m))]
+    reached = sorted(((name, t) for name, t in times if is_number(t.middle)), key=lambda n: n[1])
+    target = given(comparison.target, comparison.unit)
+    if not reached:
+        return [f"No method reached a test error of {target}."]
+    named = [f"{name} {duration(found.middle)}" for name, found in reached[:MOST_NAMED]]
+    return [f"To a test error of {target} it took {_listed(named)}."]
+
+
+def _time(comparison: Comparison, method: Method) -> Spread | None:
+    return None if comparison.target is None else method.seconds_to(comparison.target)
 
 
 def _published(comparison: Comparison) -> list[str]:
     """The test errors of the source named first, which is the paper."""
-    rows = [row for row in comparison.published if is_number(row.get("test"))]
+    rows = [row for row in comparison.published if is_number(row.get(RESULT))]
     if not rows:
         return []
     source = rows[0].get("source", "")
     numbers = [
-        f"{row['method']} {published(row['test'], comparison.unit)}"
+        f"{row['method']} {given(row[RESULT], comparison.unit)}"
         for row in rows
         if row.get("source", "") == source
     ]
@@ -92,19 +108,30 @@ def _caveats(comparison: Comparison) -> list[str]:
     for run in comparison.runs:
         if run.state != "finished":
             sentences.append(f"{run.label}: {run.ending}.")
+        if note := (run.outcome or {}).get("note"):
+            sentences.append(f"{run.label}: {note}.")
         lost = [row["iteration"] for row in run.rows if not is_number(row.get("train"))]
         if lost:
             sentences.append(f"{run.label}: its error is not finite at iteration {lost[0]}.")
     return sentences
 
 
-def _winners(comparison: Comparison) -> list[Run]:
-    measured = comparison.measured
-    return [run for run in measured if _best(run)["test"] == _best(measured[0])["test"]]
+def _named(methods: list[Method], unit: str) -> str:
+    """Some methods with their errors; only their number where there are more."""
+    names = [f"{m.label} {with_range(m.result, unit)}" for m in methods[:MOST_NAMED]]
+    rest = len(methods) - len(names)
+    return _listed([*names, f"{rest} more"] if rest else names)
 
 
-def _best(run: Run) -> Row:
-    return run.best or {}
+def with_range(found: Spread | None, unit: str) -> str:
+    """An error, and between which others it is the median."""
+    if found is None:
+        return "no number"
+    middle = error(found.middle, unit)
+    if found.count == 1:
+        return middle
+    low, high = error(found.low, unit), error(found.high, unit)
+    return f"{middle} ({low} to {high} over {found.count} seeds)"
 
 
 def _listed(names: list[str]) -> str:

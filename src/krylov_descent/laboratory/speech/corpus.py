@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from krylov_descent.laboratory.sources import DataError, derived_folder
+from krylov_descent.laboratory.sources import DataError, data_folder, derived_folder
 from krylov_descent.laboratory.speech.archives import read_arrays, read_digits, read_noise
 from krylov_descent.laboratory.speech.corpus_building import RECIPE, Form, build
 from krylov_descent.laboratory.speech.features import MIDDLE
@@ -68,8 +68,8 @@ def load_corpus(
     """The corpus from disk, computed first where it is not there yet.
 
     Args:
-        folder: see `sources.data_folder`. The corpus is kept below it, in `speech`, or in the
-            user's cache where it is read-only.
+        folder: see `sources.data_folder`. A corpus that lies there, in `speech`, is taken. One
+            that is computed is kept in the user's cache.
         seed: of the noise.
         small: ten speakers and two repetitions.
         progress: show how far the computation is.
@@ -78,7 +78,8 @@ def load_corpus(
         DataError: recordings or noise cannot be had, or there is no room for the corpus.
     """
     name = f"{'small' if small else 'full'}-seed-{seed}-recipe-{RECIPE}"
-    target = derived_folder(folder) / "speech" / name
+    there = data_folder(folder) / "speech" / name
+    target = there if there.is_dir() else derived_folder() / "speech" / name
     if not target.is_dir():
         form = Form(seed=seed, small=small)
         build(target, read_digits(folder), read_noise(folder), form, progress=progress)

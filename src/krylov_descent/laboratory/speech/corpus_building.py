@@ -28,6 +28,7 @@ from krylov_descent.laboratory.speech.framing import frame_offsets
 from krylov_descent.laboratory.speech.mixing import LEVELS, Mixer
 from krylov_descent.laboratory.speech.splits import PARTS, material
 from krylov_descent.laboratory.speech.utterances import CLEAN, Utterances
+from krylov_descent.laboratory.waiting import make_room
 
 # Part of the corpus's name on disk: raise it with every change, here or in what is used here, that
 # changes the numbers.
@@ -176,6 +177,7 @@ def _blocks(recordings: Integers) -> Iterator[Integers]:
 
 
 def _bar(enabled: bool) -> Progress:
+    make_room()
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
