@@ -48,16 +48,14 @@ class Form:
     options: dict[str, Any] = field(default_factory=lambda: {"size": "small"})
 
 
-# An epoch is one step on all points. There is no weight decay, so AdamW is Adam.
+# Those on which Adam learns something in so many epochs, which are steps on all points. There is no
+# weight decay, so AdamW is Adam.
 EQUATIONS = {
     "poisson-2d-small": 1_500,
     "poisson-2d-medium": 400,
     "heat-1d": 700,
-    "convection-30": 250,
-    "convection-40": 250,
     "reaction": 240,
     "wave": 200,
-    "helmholtz": 200,
     "burgers": 100,
     "allen-cahn": 100,
 }

@@ -32,8 +32,14 @@ class TunedRate:
 _FOUND: dict[str, tuple[int, dict[str, tuple[float, int]]]] = {
     "curves-small": (150, {"adam": (0.004, 4), "adamw": (0.008, 5), "sgd": (0.01, 5)}),
     "mnist-autoencoder-small": (110, {"adam": (0.004, 4), "adamw": (0.004, 4), "sgd": (0.008, 5)}),
-    "mnist-classifier-small": (250, {"adam": (0.016, 6), "adamw": (0.032, 7), "sgd": (0.128, 8)}),
+    "mnist-classifier-small": (250, {"adam": (0.016, 6), "adamw": (0.032, 7), "sgd": (0.512, 10)}),
     "poisson-2d-small": (1_500, {"adam": (0.064, 8)}),
+    "poisson-2d-medium": (400, {"adam": (0.008, 5)}),
+    "heat-1d": (700, {"adam": (0.008, 5)}),
+    "reaction": (240, {"adam": (0.004, 4)}),
+    "wave": (200, {"adam": (0.008, 5)}),
+    "burgers": (100, {"adam": (0.032, 7)}),
+    "allen-cahn": (100, {"adam": (0.008, 5)}),
 }
 # By the form of a problem and the name of the contender.
 RATES: Mapping[str, Mapping[str, TunedRate]] = {
