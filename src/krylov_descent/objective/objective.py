@@ -173,9 +173,7 @@ class Objective:
             # Measured once: a limit that follows the free memory would make runs differ.
             device = self.parameters.device
             self._activation_memory = (
-                torch.cuda.mem_get_info(device)[0] // 4
-                if device.type == "cuda"
-                else CPU_ACTIVATION_MEMORY
+                free_memory(device) // 4 if device.type == "cuda" else CPU_ACTIVATION_MEMORY
             )
         return self._activation_memory
 
@@ -434,3 +432,9 @@ class MeanSquares:
             return found
         self.into.take_squares(self.objective.parameters, found.squares)
         return found.without_squares()
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a GPU that nobody uses; torch holds some of them for tensors to come."""
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + held
