@@ -1,5 +1,6 @@
 """A section of the road test: all runs of a method on a problem."""
 
+import gc
 import math
 import time
 from functools import cache
@@ -96,6 +97,9 @@ def run(
         device: where.
         limit: seconds after which the run is given up.
     """
+    if device.type == "cuda":  # what earlier runs left
+        gc.collect()
+        torch.cuda.empty_cache()
     task = problem.make(device.type, seed).to(device)
     passed, measured, steps, refused, most, ended = 0.0, 0.0, 0, 0, 0, False
     loss = task.value()

@@ -107,7 +107,7 @@ def test_ksd_has_the_settings_of_table_2_and_small_forms_the_defaults() -> None:
 
 def test_a_warm_up_goes_on_until_the_factors_have_come() -> None:
     assert methods.first_steps(methods.settings_of("ksd", "mnist-classifier")) == 2
-    assert methods.first_steps(methods.settings_of("ksd", "curves")) == 22
+    assert methods.first_steps(methods.settings_of("ksd", "curves")) == 12
 
 
 def test_precisions_are_compared_where_the_settings_are_alike() -> None:

@@ -29,7 +29,8 @@ class _DataSteps:
     def train_step(self: Any, batch: Any, **fit_params: Any) -> dict[str, Tensor]:
         """Make a step on the batch; its loss and predictions are those before the step."""
         inputs, targets = unpack_data(batch)
-        self._set_training(True)
+        self.module_.train()
+        self.criterion_.train()
         with torch.no_grad():
             predicted = self.infer(inputs, **fit_params)
             loss = self.get_loss(predicted, targets, X=inputs, training=True)

@@ -74,7 +74,7 @@ class KSDTrainer(Trainer):  # type: ignore[misc]
         """The loss of a batch, for the log: KSD makes its own gradients."""
         model.eval()
         with torch.no_grad(), self.compute_loss_context_manager():
-            loss: Tensor = self.compute_loss(model, self._prepare_inputs(inputs))
+            loss: Tensor = self.compute_loss(model, inputs)
         return loss.mean()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
