@@ -625,7 +625,7 @@ CASES = [
     Case("squares by random signs", partial(physics, "fisher-diagonal"), F64),
     Case("products by forward mode", partial(without_second_derivatives, OnceTanh), F64),
     Case("products by differences", partial(without_second_derivatives, BackwardOnlyTanh), F64),
-    Case("convolutions", convolutions),
+    Case("convolutions", partial(convolutions, preconditioner="fisher-diagonal")),
     Case("words, some ignored", text),
     Case("sequences", sequences),
     Case("a loss that returns a mean", partial(regression, mean_of_squares)),
