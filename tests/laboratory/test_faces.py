@@ -141,4 +141,4 @@ def test_principal_components_find_the_real_ones_as_hard_as_the_original() -> No
     train, test = problem.train[0].double(), problem.test[0].double()
     vectors = torch.linalg.eigh(train.T @ train)[1][:, -30:]
     error = (test - test @ vectors @ vectors.T).square().sum(1).mean().item()
-    assert error == pytest.approx(135, rel=0.05)  # Hinton & Salakhutdinov 2006
+    assert error == pytest.approx(135, rel=0.05)  # said of the original; measured here: 135.2

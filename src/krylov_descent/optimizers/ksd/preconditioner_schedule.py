@@ -45,8 +45,9 @@ MOST_COST = 4
 
 # The exponent of the diagonal for nets whose forward pass differentiates, as physics-informed nets
 # do, and for nets with fewer parameters in Linear layers than this part, as convolutional and
-# recurrent nets have. Between 1 and 0 (the identity) neither is best everywhere; for other nets 1
-# is best (`results/trials/spending.json`, `results/trials/exponents.json`).
+# recurrent nets have. Between 1 and 0 (the identity) neither is best everywhere; other nets keep
+# the paper's 1, which is ahead on some and behind on others (`results/trials/spending.json`,
+# `results/trials/exponents.json`).
 ROOT, FEW_LINEAR = 0.5, 0.4
 
 CHOICE = "preconditioner_choice"
