@@ -18,9 +18,9 @@ splits the patches in the same way.
 Not known, and chosen here: angle and scale are uniform and independent; a patch is centred
 on the image; it takes every second pixel of the enlarged image, by bilinear interpolation; means
 and factor are those of the patches that are trained on. PCA with 30 components then has a test
-error of 135, as the original is said to have (not checked against its source). Errors are comparable with published ones,
-not equal to them. Sutskever et al. (2013) do not give the units of their 7.5, the best published
-training error; they should be these.
+error of 135, as the original is said to have (not checked against its source). Errors are
+comparable with published ones, not equal to them. Sutskever et al. (2013) do not give the units of
+their 7.5, the best published training error; they should be these.
 """
 
 import math
