@@ -37,7 +37,10 @@ def expected_seconds(section: str, device: torch.device) -> float:
 
 
 def measure(section: str, setting: Setting) -> Section:
-    """All settings with the first seed, then the best of them with the other seeds."""
+    """All settings with the first seed, then the best of them with the other seeds.
+
+    Where no setting reaches the demanding loss, the other seeds are left out.
+    """
     name, method = section.split(".")
     METHODS[method].require()
     problem, device = PROBLEMS[name], setting.device
@@ -49,7 +52,8 @@ def measure(section: str, setting: Setting) -> Section:
         limit = min((order(found)[0] for found in runs), default=math.inf)
         runs.append(run(problem, method, choice, course, SEEDS[0], device, limit=limit))
     best = min(runs, key=order)
-    runs += [run(problem, method, best["setting"], course, seed, device) for seed in SEEDS[1:]]
+    others = SEEDS[1:] if best["reached"]["demanding"] is not None else ()
+    runs += [run(problem, method, best["setting"], course, seed, device) for seed in others]
     chosen = [found for found in runs if found["setting"] == best["setting"]]
     for found in runs:
         print(f"  {found['setting']} seed {found['seed']}: {found['reached']}, {found['loss']}")
