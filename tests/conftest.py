@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from krylov_descent import KSD
 from tests.subspaces import METRICS, Build, builder
 
 # One thread: sums are taken in one order on every machine, and the small models of the suite are
@@ -36,11 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let tests on a GPU have the tensor-core kernels from their first step on."""
+    """Let tests on a GPU have the tensor-core kernels and recordings from their first step on."""
     if item.get_closest_marker("gpu") is not None and torch.cuda.is_available():
         from krylov_descent.cuda.triton.availability import availability
 
         availability(torch.device("cuda", 0)).wait()
+        KSD._eager_steps = 0
 
 
 @pytest.fixture(autouse=True)

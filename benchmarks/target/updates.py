@@ -99,8 +99,9 @@ def make_update(method: str, model: nn.Module, weight_decay: float, *, recorded:
             torch.optim.Muon(
                 matrices, lr=1.0, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
             ),
-            torch.optim.AdamW(others, lr=1.0, **adaptive),
         ]
+        if others:
+            optimizers.append(torch.optim.AdamW(others, lr=1.0, **adaptive))
     elif method == "soap":
         from pytorch_optimizer import SOAP
 

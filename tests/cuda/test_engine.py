@@ -832,6 +832,30 @@ def test_small_models_are_recorded_where_that_is_wanted() -> None:
     assert plain._engine() is plain.objective.engine
 
 
+def test_the_first_step_of_a_training_waits_for_no_recording(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(KSD, "_eager_steps", 1)
+    recording = list[RecordingEngine]()
+
+    def of_a_gpu(optimizer: DataOptimizer) -> RecordingEngine:
+        if not recording:
+            recording.append(RecordingEngine(optimizer.objective, record_on_tape))
+        return recording[0]
+
+    monkeypatch.setattr(DataOptimizer, "_engine", of_a_gpu)
+    model, data = net(torch.float64), on("tape")
+    optimizer = KSD(model, nn.CrossEntropyLoss())
+    assert optimizer.step(data).status.moved
+    assert not recording[0].graphs.names
+    optimizer.step(data)
+    assert recording[0].graphs.names
+    # A resumed training goes on as the one that was not interrupted.
+    resumed = KSD(copy.deepcopy(model), nn.CrossEntropyLoss())
+    resumed.load_state_dict(optimizer.state_dict())
+    assert resumed._engine() is optimizer._engine()
+
+
 @pytest.mark.gpu
 def test_other_threads_may_use_the_device_meanwhile() -> None:
     """As those of data loaders do, which would break a recording that minds."""

@@ -60,6 +60,8 @@ class CudaEngine(RecordingEngine):
     def __init__(self, objective: Objective) -> None:
         super().__init__(objective, capture_graph)
         self._kernels_came_late = False
+        if self.possible and is_large(objective.network):
+            availability(objective.parameters.device)  # loads the kernels in another thread
 
     @property
     def possible(self) -> bool:

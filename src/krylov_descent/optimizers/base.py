@@ -110,6 +110,7 @@ class DataOptimizer(StateVectors):
         self._cuda_engine: Engine | None = None
         self.param_groups[0].setdefault("seed", int(seed))
         self.param_groups[0].setdefault("steps", 0)
+        self._engine()  # on a GPU kernels begin to load
 
     def bind(self, data: Any) -> Self:
         """Give the data once, for frameworks that call `step()` or `step(closure)`.

@@ -10,6 +10,7 @@ from krylov_descent.optimizers.ksd.iteration import Iteration, RescaledError, lo
 from krylov_descent.optimizers.ksd.ksd_state import KSDState
 from krylov_descent.optimizers.ksd.step_sets import StepSets
 from krylov_descent.optimizers.result import Status, StepResult
+from krylov_descent.runtime.engine import Engine
 from krylov_descent.runtime.precision import derivatives_in_tf32
 
 
@@ -85,6 +86,8 @@ class KSD(KSDState):
         ...     print(result)
     """
 
+    _eager_steps = 1  # of a training; a GPU records those that follow
+
     @overload  # type: ignore[override]
     def step(self, data: None = None, *, closure: Closure | None = None) -> Any: ...
     @overload
@@ -132,6 +135,15 @@ class KSD(KSDState):
             curvature_data=curvature_data,
             objective_data=objective_data,
         )
+
+    def _engine(self) -> Engine:
+        """The engine of the next step: the eager engine at the beginning of a training.
+
+        Recording a step takes several times as long as running its few directions once, and the
+        first result should not wait for that.
+        """
+        engine = super()._engine()
+        return engine if self.steps >= self._eager_steps else self._plain_engine
 
     def _step(self, objective: Objective, sets: StepSets) -> StepResult:
         """Run the iteration, and adapt the sets and the basis of the next step to its result."""
