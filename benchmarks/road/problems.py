@@ -9,7 +9,7 @@ from functools import partial
 
 from torch import nn
 
-from benchmarks.road import numbers, physics, pictures, text
+from benchmarks.road import numbers, physics, pictures, sounds, text
 from benchmarks.road.problem import Course, RoadProblem
 
 PROBLEMS: dict[str, RoadProblem] = {
@@ -19,6 +19,7 @@ PROBLEMS: dict[str, RoadProblem] = {
     ),
     "mnist-classifier": RoadProblem("MNIST, MLP", pictures.mnist_classifier, batch_size=100),
     "convolutional": RoadProblem("MNIST, convolutions", pictures.convolutional, batch_size=100),
+    "speech": RoadProblem("speech frames", sounds.speech, batch_size=500),
     "gru": RoadProblem("GRU on text", partial(text.reader, nn.GRU), batch_size=50),
     "lstm": RoadProblem("LSTM on text", partial(text.reader, nn.LSTM), batch_size=50),
     "transformer": RoadProblem("transformer on text", text.transformer, batch_size=50),
@@ -41,6 +42,7 @@ COURSES: dict[str, dict[str, Course]] = {
     "cpu": {
         "mnist-autoencoder": Course(10.0, 304, 98.7),
         "mnist-classifier": Course(4.0, 4.6e-3, 4.8e-6),
+        "speech": Course(10.0, 1.0, 0.1),
         "gru": Course(8.0, 2.38, 1.21),
         "picture": Course(6.0, 5.6e-2, 2.7e-3),
         "regression": Course(2.0, 2.0e-2, 3.2e-4),

@@ -11,6 +11,7 @@ from krylov_descent import KSD, FisherDiagonal, Identity, KroneckerFactors, Stat
 from krylov_descent.optimizers.ksd.preconditioner_schedule import (
     CHOICE,
     DIAGONAL,
+    FOURTH_ROOT,
     KRONECKER,
     NOT_YET,
     ROOT_OF_DIAGONAL,
@@ -250,7 +251,7 @@ class Stepping(nn.Module):
         (net(), margins, {}, DIAGONAL),
         (net(), nn.CrossEntropyLoss(), {"activation_memory": 500, "micro_batch": 60}, DIAGONAL),
         (nn.Sequential(nn.Linear(4, 2000), nn.Linear(2000, 3)), nn.MSELoss(), {}, DIAGONAL),
-        (Stepping(), nn.CrossEntropyLoss(), {}, ROOT_OF_DIAGONAL),
+        (Stepping(), nn.CrossEntropyLoss(), {}, FOURTH_ROOT),
     ],
     ids=["linear layers", "no root", "little memory", "wide layers", "no linear layers"],
 )
@@ -277,6 +278,18 @@ def test_auto_takes_the_root_for_a_forward_pass_that_differentiates() -> None:
     assert found.exponent == 0.5
     assert float(found.diagonal.min()) >= 1e-2
     assert float(found.diagonal.max()) == 1
+
+
+def test_a_recurrent_net_has_the_fourth_root_from_its_first_step_on() -> None:
+    ends = []
+    for given in ("auto", FisherDiagonal(exponent=0.25)):
+        torch.manual_seed(0)
+        model, data = Stepping(), classes()
+        optimizer = KSD(model, nn.CrossEntropyLoss(), preconditioner=given)
+        for _ in range(2):
+            assert optimizer.step(data).status.moved
+        ends.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+    torch.testing.assert_close(ends[0], ends[1])
 
 
 def test_auto_has_the_diagonal_for_a_sharded_basis() -> None:

@@ -114,7 +114,7 @@ def _replayed_means(
         batch,
         placed(known, parameters.device),
         fixed=() if into is None else into.tensors,
-        numbers=(into.epsilon,) if isinstance(into, FisherDiagonal) else (),
+        numbers=(into.epsilon, into.exponent) if isinstance(into, FisherDiagonal) else (),
         foreign=into is not None and is_foreign(into),
         when_repeated=isinstance(work, MeanGradient),
         where_it_is=stays,

@@ -107,6 +107,11 @@ class FisherDiagonal(Diagonal):
         if self.exponent != 1:
             self.diagonal.pow_(self.exponent)
 
+    def raise_to(self, exponent: float) -> None:
+        """Change the exponent, of the present D as of later ones."""
+        self.diagonal.pow_(exponent / self.exponent)
+        self.exponent = exponent
+
 
 class Identity:
     """D = 1: no preconditioning."""

@@ -34,8 +34,9 @@ class KSD(KSDState):
         curvature: "gauss-newton", "hessian" or "fisher".
         preconditioner: "kronecker" (see `KroneckerFactors`; used after 10 steps with the diagonal),
             "fisher-diagonal", "identity", or an object with the `Preconditioner` protocol. "auto"
-            takes Kronecker factors if they can be had and are cheap, and else the diagonal, or its
-            root for convolutional and recurrent nets and a forward pass that differentiates.
+            takes Kronecker factors if they can be had and are cheap, and else the diagonal: its
+            root for a forward pass that differentiates, its fourth root for convolutional and
+            recurrent nets.
         subset_size: size of B and C: a number of samples, a fraction of them, "paper" (N/K, with
             K = 20 if that is "auto"), "fixed" (N/K, at least 1,000), "auto", or a pair of these for
             B and C. "auto" is like "fixed", except where all steps have the same data in memory.

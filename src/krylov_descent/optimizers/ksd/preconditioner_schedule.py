@@ -7,9 +7,9 @@ error, and each layer alone could correct it. The factors ignore other layers, s
 layers correct the error at once.
 
 "auto" chooses Kronecker factors where most parameters have them, and where they are cheap beside
-the products of a step and fit the memory for activations; elsewhere the diagonal, or its square
-root for a forward pass that differentiates and for convolutional and recurrent nets. It chooses at
-the first step, and the choice is an entry of a parameter group.
+the products of a step and fit the memory for activations; elsewhere the diagonal, its square root
+for a forward pass that differentiates, or its fourth root for convolutional and recurrent nets. It
+chooses in the first step, and the choice is an entry of a parameter group.
 """
 
 from collections.abc import Sequence
@@ -43,15 +43,16 @@ MULTIPLICATIONS = 3  # of a gradient, for each parameter and sample
 # Times the multiplications of the products. Those of factors are of large matrices, and run faster.
 MOST_COST = 4
 
-# The exponent of the diagonal for nets whose forward pass differentiates, as physics-informed nets
-# do, and for nets with fewer parameters in Linear layers than this part, as convolutional and
-# recurrent nets have. Between 1 and 0 (the identity) neither is best everywhere; other nets keep
-# the paper's 1, which is ahead on some and behind on others (`results/trials/spending.json`,
-# `results/trials/exponents.json`).
-ROOT, FEW_LINEAR = 0.5, 0.4
+# Nets with fewer parameters in Linear layers than this part, as convolutional and recurrent nets
+# have, get the fourth root of the diagonal.
+FEW_LINEAR = 0.4
 
 CHOICE = "preconditioner_choice"
-NOT_YET, KRONECKER, DIAGONAL, ROOT_OF_DIAGONAL = range(4)  # what "auto" chose
+# What "auto" chose.
+NOT_YET, KRONECKER, DIAGONAL, ROOT_OF_DIAGONAL, FOURTH_ROOT = range(5)
+# Of the diagonal. Between the paper's 1 and the identity's 0 none is best everywhere
+# (`results/trials/spending.json`, `results/trials/exponents.json`).
+EXPONENTS = {DIAGONAL: 1.0, ROOT_OF_DIAGONAL: 0.5, FOURTH_ROOT: 0.25}
 ENTRIES = (CHOICE,)
 
 
@@ -111,7 +112,7 @@ class PreconditionerSchedule:
         Args:
             group: the parameter group with the choice of "auto".
         """
-        diagonal = self._chooses and group[CHOICE] in (DIAGONAL, ROOT_OF_DIAGONAL)
+        diagonal = self._chooses and group[CHOICE] in EXPONENTS
         return self.current if diagonal else self.last
 
     def begin(self, group: dict[str, Any], steps: int) -> bool:
@@ -130,10 +131,8 @@ class PreconditionerSchedule:
 
     def _exponent(self, group: dict[str, Any], steps: int) -> float | None:
         """Of a diagonal in place of the last preconditioner; None if that is in use."""
-        if self._chooses and group[CHOICE] == ROOT_OF_DIAGONAL:
-            return ROOT
-        if self._chooses and group[CHOICE] == DIAGONAL:
-            return 1.0
+        if self._chooses and group[CHOICE] in EXPONENTS:
+            return EXPONENTS[group[CHOICE]]
         early = isinstance(self.last, KroneckerFactors) and steps < self.last.after
         return 1.0 if early else None
 
@@ -148,6 +147,9 @@ class PreconditionerSchedule:
                 self.last.check(objective, batches)
             elif group[CHOICE] == NOT_YET:
                 group[CHOICE] = _choice(self.last, objective, batches)
+                # At once: after a first step with exponent 1 an LSTM stays behind.
+                if group[CHOICE] == FOURTH_ROOT and isinstance(self.current, FisherDiagonal):
+                    self.current.raise_to(EXPONENTS[FOURTH_ROOT])
         return False
 
 
@@ -155,17 +157,20 @@ def _choice(factors: KroneckerFactors, objective: Objective, batches: Sequence[B
     """What "auto" chooses for a model; the same on all ranks."""
     ranks, own = objective.ranks, sum(batch.size for batch in batches)
     samples = int(ranks.sum_numbers(torch.tensor([own], dtype=torch.float64)))
-    votes = [0.0, 0.0]  # against Kronecker factors, and for the root
+    votes = [0.0, 0.0, 0.0]  # against Kronecker factors, for the root and for the fourth root
     with ranks.own_work():
         if own:  # a rank without samples has no vote
             suit = _suit(factors, objective, batches, samples)
-            root = objective.findings.forward_differentiates or (
-                _in_linear_layers(factors, objective) < FEW_LINEAR * objective.parameters.numel
-            )
-            votes = [float(not suit), float(root)]
-    against, for_root = ranks.sum_numbers(torch.tensor(votes, dtype=torch.float64)).tolist()
+            root = objective.findings.forward_differentiates
+            linear = _in_linear_layers(factors, objective)
+            fourth = linear < FEW_LINEAR * objective.parameters.numel
+            votes = [float(not suit), float(root), float(fourth)]
+    found = ranks.sum_numbers(torch.tensor(votes, dtype=torch.float64)).tolist()
+    against, for_root, for_fourth = found
     if for_root:
         return ROOT_OF_DIAGONAL
+    if for_fourth:
+        return FOURTH_ROOT
     return DIAGONAL if against else KRONECKER
 
 
