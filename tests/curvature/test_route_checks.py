@@ -142,6 +142,25 @@ def test_a_loss_whose_backward_pass_leaves_the_graph_is_refused_for_gauss_newton
         Curvature("gauss-newton").at(objective, problem.data)
 
 
+@pytest.mark.parametrize("margin", [10.0, 13.0])
+def test_a_classifier_that_is_nearly_perfect_is_taken(margin: float) -> None:
+    """Its derivatives are mostly rounding: p - y is 1e-4 and 5e-6."""
+    labels, eye = torch.arange(30) % 3, torch.eye(3, dtype=torch.float32)
+    model = nn.Linear(3, 3, bias=False, dtype=torch.float32)
+    model.weight.data.copy_(margin * eye)
+    data = eye[labels], labels
+    product = Curvature("gauss-newton").at(Objective(model, nn.CrossEntropyLoss()), data)
+    v = numbers(9).float()
+    # Column i of the weight has the outputs of class i, so H is a block for each class.
+    probabilities = (margin * eye).double().softmax(1)
+    columns = [
+        (torch.diag(p) - p.outer(p)) @ c / 3
+        for p, c in zip(probabilities, v.double().reshape(3, 3).t(), strict=True)
+    ]
+    expected = torch.stack(columns).t().reshape(-1)
+    torch.testing.assert_close(product(v).double(), expected, rtol=0.2, atol=0)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loss_with_a_sound_function_is_taken(kind: CurvatureKind) -> None:
     problem = make("mlp", "mse")

@@ -43,8 +43,8 @@ class WithEngine(KSD):
     """KSD whose work is run by another engine than the parameters' device has."""
 
     def __init__(self, engine: Engine, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
         self.engine = engine
+        super().__init__(*args, **options)
 
     def _engine(self) -> Engine:
         return self.engine

@@ -90,6 +90,14 @@ def test_sums_over_samples() -> None:
         torch.testing.assert_close(found, right)
 
 
+def test_squares_that_would_be_subnormal_count_nothing() -> None:
+    x = torch.tensor([[1e-22, 1e-15, 3.0]], dtype=torch.float32)
+    delta = torch.tensor([[-1e-20, -1e-18, 2.0]], dtype=torch.float32)
+    _, squares, _, of_bias = TORCHS.sums_over_samples(x, delta)
+    torch.testing.assert_close(of_bias, torch.tensor([0, 1e-36, 4.0]), rtol=1e-5, atol=0)
+    torch.testing.assert_close(squares[2], torch.tensor([0, 4e-30, 36.0]), rtol=1e-5, atol=0)
+
+
 def test_products_with_rows() -> None:
     rows, x, c = drawn(3, 7), drawn(7), drawn(3)
     combination = sum(c[k] * rows[k] for k in range(3))

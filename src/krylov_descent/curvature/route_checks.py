@@ -161,10 +161,8 @@ def _check_loss(network: Network, outputs: Tree, few: Batch, findings: Findings)
 
     On all routes, H_E is computed by double backward where it has no closed form.
     """
-    apart = _as_leaves(outputs)
     try:
-        losses = network.losses_of(apart, few, eager=True)
-        check_double_backward([losses], floating_tensors_in(apart), findings.derivative_epsilon)
+        losses = _losses_differentiated_twice(network, outputs, few, findings.derivative_epsilon)
         operations = foreign_operations([losses])
         if operations:
             _check_output_hessian(*_most_precise(network, few, findings), operations)
@@ -191,6 +189,33 @@ def _check_output_hessian(
     with forward_precision():
         product = network.output_hessian(outputs, few)
         _check_second_derivative(losses, floating_tensors_in(outputs), product, epsilon, operations)
+
+
+def _losses_differentiated_twice(
+    network: Network, outputs: Tree, few: Batch, epsilon: float
+) -> Tensor:
+    """The losses [m] in the graph of leaves with the outputs' values.
+
+    Large outputs saturate a softmax or a sigmoid, whose derivatives are little but rounding then.
+    So a check that fails is repeated at outputs between -1 and 1.
+
+    Raises:
+        RuntimeError: the losses cannot be differentiated twice.
+    """
+
+    def checked(outputs: Tree) -> Tensor:
+        apart = _as_leaves(outputs)
+        losses = network.losses_of(apart, few, eager=True)
+        check_double_backward([losses], floating_tensors_in(apart), epsilon)
+        return losses
+
+    try:
+        return checked(outputs)
+    except RuntimeError as problem:
+        largest = max(float(z.detach().abs().max()) for z in floating_tensors_in(outputs))
+        if is_out_of_memory(problem) or not 1 < largest < math.inf:
+            raise
+        return checked(map_tensors(lambda z: z / largest if z.is_floating_point() else z, outputs))
 
 
 def _as_leaves(outputs: Tree) -> Tree:
