@@ -42,7 +42,7 @@ COURSES: dict[str, dict[str, Course]] = {
     "cpu": {
         "mnist-autoencoder": Course(10.0, 304, 98.7),
         "mnist-classifier": Course(4.0, 4.6e-3, 4.8e-6),
-        "speech": Course(10.0, 1.0, 0.1),
+        "speech": Course(10.0, 3.7e-2, 4.6e-4),
         "gru": Course(8.0, 2.38, 1.21),
         "picture": Course(6.0, 5.6e-2, 2.7e-3),
         "regression": Course(2.0, 2.0e-2, 3.2e-4),

@@ -57,6 +57,7 @@ SMALL: dict[str, Any] = {
     "previous_steps": 1,
     "bfgs_iterations": 4,
     "subset_size": (30, 24),
+    "preconditioner": "fisher-diagonal",
 }
 
 

@@ -318,8 +318,13 @@ def train(
 
 
 def ksd(loss: Any, **options: Any) -> Make:
-    """KSD with a short search, which does not end where rounding decides."""
+    """KSD with a short search, which does not end where rounding decides.
+
+    Classifiers have the diagonal, unless the options say otherwise.
+    """
     settings: dict[str, Any] = {"dimension": 6, "bfgs_iterations": 6, **options}
+    if isinstance(loss, nn.CrossEntropyLoss):
+        settings.setdefault("preconditioner", "fisher-diagonal")
     return lambda model: KSD(model, loss, **settings)
 
 
@@ -385,7 +390,9 @@ def weight_decay_in_groups() -> Trace:
         weights = [p for p in model.parameters() if p.dim() > 1]
         biases = [p for p in model.parameters() if p.dim() == 1]
         groups = [{"params": weights, "weight_decay": 0.05}, {"params": biases, "lr": 0.7}]
-        return KSD(model, nn.CrossEntropyLoss(), groups, dimension=6, bfgs_iterations=6)
+        optimizer = ksd(ENTROPY, params=groups)(model)
+        assert isinstance(optimizer, KSD)
+        return optimizer
 
     data = labelled()
     return train(seeded(classifier), make, lambda _: data)
@@ -518,7 +525,7 @@ def other_optimizer(make: Make, dtype: torch.dtype = torch.float32, steps: int =
 def schedule() -> Trace:
     """A learning rate that a scheduler of torch changes from step to step."""
     data, model = labelled(), seeded(classifier)
-    optimizer = KSD(model, nn.CrossEntropyLoss(), dimension=6, bfgs_iterations=6)
+    optimizer = ksd(ENTROPY)(model)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
     records = []
     for _ in range(4):
@@ -708,7 +715,11 @@ CASES = [
         ),
     ),
     Case("an objective by itself", objective, F64),
-    Case("two ranks, replicated", partial(on_two_ranks, "ksd", **KSD_ON_RANKS), F64),
+    Case(
+        "two ranks, replicated",
+        partial(on_two_ranks, "ksd", **KSD_ON_RANKS, preconditioner="fisher-diagonal"),
+        F64,
+    ),
     Case("two ranks, sharded", partial(on_two_ranks, "ksd", **KSD_ON_RANKS, basis="sharded"), F64),
     Case(
         "two ranks, kronecker",

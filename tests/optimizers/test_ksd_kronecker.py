@@ -261,7 +261,8 @@ def test_auto_takes_factors_where_they_can_be_had_and_are_cheap(
     x, labels = classes()
     targets = torch.randn(len(x), 3) if isinstance(loss, nn.MSELoss) else labels
     optimizer = KSD(model, loss, dimension=2, bfgs_iterations=2, **options)
-    optimizer.step((x, targets))
+    for _ in range(2):
+        optimizer.step((x, targets))
     assert optimizer.param_groups[0][CHOICE] == expected
     kind = KroneckerFactors if expected == KRONECKER else FisherDiagonal
     assert isinstance(optimizer.preconditioner, kind)
@@ -278,6 +279,24 @@ def test_auto_takes_the_root_for_a_forward_pass_that_differentiates() -> None:
     assert found.exponent == 0.5
     assert float(found.diagonal.min()) >= 1e-2
     assert float(found.diagonal.max()) == 1
+
+
+def test_auto_starts_a_classifier_without_a_preconditioner() -> None:
+    def first(model: nn.Module, loss: nn.Module, given: str = "auto") -> type:
+        x, labels = classes()
+        targets = labels if isinstance(loss, nn.CrossEntropyLoss) else torch.randn(len(x), 3)
+        optimizer = KSD(model, loss, preconditioner=given)
+        optimizer.step((x, targets))
+        return type(optimizer._schedule.current)
+
+    assert first(net(), nn.CrossEntropyLoss()) is Identity
+    assert first(net(), nn.CrossEntropyLoss(), "kronecker") is FisherDiagonal
+    assert first(net(), nn.MSELoss()) is FisherDiagonal
+    # One layer has no hidden units that could saturate.
+    assert first(nn.Linear(4, 3), nn.CrossEntropyLoss()) is FisherDiagonal
+    schedule = PreconditionerSchedule("auto", 1e-4, plain_start=True)
+    kinds = [type(schedule.current) for steps in range(12) if schedule.begin({CHOICE: 1}, steps)]
+    assert kinds == [Identity, KroneckerFactors]
 
 
 def test_a_recurrent_net_has_the_fourth_root_from_its_first_step_on() -> None:

@@ -34,9 +34,9 @@ class KSD(KSDState):
         curvature: "gauss-newton", "hessian" or "fisher".
         preconditioner: "kronecker" (see `KroneckerFactors`; used after 10 steps with the diagonal),
             "fisher-diagonal", "identity", or an object with the `Preconditioner` protocol. "auto"
-            takes Kronecker factors if they can be had and are cheap, and else the diagonal: its
-            root for a forward pass that differentiates, its fourth root for convolutional and
-            recurrent nets.
+            takes Kronecker factors if they can be had and are cheap (a classifier of Linear layers
+            has none in the 10 steps before), and else the diagonal: its root for a forward pass
+            that differentiates, its fourth root for convolutional and recurrent nets.
         subset_size: size of B and C: a number of samples, a fraction of them, "paper" (N/K, with
             K = 20 if that is "auto"), "fixed" (N/K, at least 1,000), "auto", or a pair of these for
             B and C. "auto" is like "fixed", except where all steps have the same data in memory.
@@ -87,7 +87,7 @@ class KSD(KSDState):
         ...     print(result)
     """
 
-    _eager_steps = 1  # of a training; a GPU records those that follow
+    _eager_steps = 1  # of a training; those that follow are run by the device's engine
 
     @overload  # type: ignore[override]
     def step(self, data: None = None, *, closure: Closure | None = None) -> Any: ...
@@ -140,8 +140,8 @@ class KSD(KSDState):
     def _engine(self) -> Engine:
         """The engine of the next step: the eager engine at the beginning of a training.
 
-        Recording a step takes several times as long as running its few directions once, and the
-        first result should not wait for that.
+        Another engine prepares the work of a step when it first runs it. That takes several times
+        as long as the few directions of the first step, whose result should not wait for it.
         """
         engine = super()._engine()
         return engine if self.steps >= self._eager_steps else self._plain_engine

@@ -17,7 +17,10 @@ from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.optimizers.ksd import dimension as directions
 from krylov_descent.optimizers.ksd import escalation, preconditioner_schedule, subset_growth
 from krylov_descent.optimizers.ksd.dimension import Dimension
-from krylov_descent.optimizers.ksd.preconditioner_schedule import PreconditionerSchedule
+from krylov_descent.optimizers.ksd.preconditioner_schedule import (
+    PreconditionerSchedule,
+    is_classifier,
+)
 from krylov_descent.optimizers.snapshot import Snapshot
 from krylov_descent.runtime.descriptions import described
 from krylov_descent.runtime.precision import tf32_suggests_itself
@@ -89,7 +92,12 @@ class KSDState(DataOptimizer):
         )
         self.dimension = dimension
         self.curvature = Curvature(curvature)
-        self._schedule = PreconditionerSchedule(preconditioner, epsilon, sharded=basis == "sharded")
+        self._schedule = PreconditionerSchedule(
+            preconditioner,
+            epsilon,
+            sharded=basis == "sharded",
+            plain_start=is_classifier(self.objective.network),
+        )
         least = subset_growth.least_samples(self.objective.parameters)
         self.subset_sizes = SubsetSizes.checked(subset_size, directions.usual(dimension), least)
         self._create_entries()

@@ -6,6 +6,9 @@ The presumed reason is the mean of the targets. Until the mean is learnt, all sa
 error, and each layer alone could correct it. The factors ignore other layers, so D⁻¹g makes all
 layers correct the error at once.
 
+With "auto" a classifier of Linear layers has no preconditioner in these steps: the diagonal may
+saturate its hidden units (`before the factors` in `results/trials/exponents.json`).
+
 "auto" chooses Kronecker factors where most parameters have them, and where they are cheap beside
 the products of a step and fit the memory for activations; elsewhere the diagonal, its square root
 for a forward pass that differentiates, or its fourth root for convolutional and recurrent nets. It
@@ -16,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from krylov_descent.curvature.preconditioners.kronecker import KroneckerFactors
 from krylov_descent.curvature.preconditioners.preconditioner import (
@@ -25,6 +29,7 @@ from krylov_descent.curvature.preconditioners.preconditioner import (
     Preconditioner,
 )
 from krylov_descent.objective.batches import Batch
+from krylov_descent.objective.network import Network
 from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.ksd.work import PRODUCT
 from krylov_descent.runtime.messages import is_out_of_memory
@@ -68,6 +73,7 @@ class PreconditionerSchedule:
         given: a name, or the preconditioner itself.
         epsilon: the paper's ε.
         sharded: whether D must act entry by entry.
+        plain_start: whether "auto" has no preconditioner before Kronecker factors.
 
     Attributes:
         last: the preconditioner that was asked for; Kronecker factors for "auto".
@@ -75,9 +81,15 @@ class PreconditionerSchedule:
     """
 
     def __init__(
-        self, given: str | Preconditioner, epsilon: float, *, sharded: bool = False
+        self,
+        given: str | Preconditioner,
+        epsilon: float,
+        *,
+        sharded: bool = False,
+        plain_start: bool = False,
     ) -> None:
         self._epsilon, self._chooses = epsilon, given == "auto" and not sharded
+        self._first_exponent = 0.0 if plain_start and self._chooses else 1.0
         if given == "auto":
             given = "fisher-diagonal" if sharded else "kronecker"
         self.last = self.current = make_preconditioner(given, epsilon)
@@ -125,6 +137,8 @@ class PreconditionerSchedule:
         before, exponent = self.current, self._exponent(group, steps)
         if exponent is None:
             self.current = self.last
+        elif exponent == 0:
+            self.current = before if isinstance(before, Identity) else Identity()
         elif not (isinstance(before, FisherDiagonal) and before.exponent == exponent):
             self.current = FisherDiagonal(self._epsilon, exponent=exponent)
         return self.current is not before
@@ -134,7 +148,7 @@ class PreconditionerSchedule:
         if self._chooses and group[CHOICE] in EXPONENTS:
             return EXPONENTS[group[CHOICE]]
         early = isinstance(self.last, KroneckerFactors) and steps < self.last.after
-        return 1.0 if early else None
+        return self._first_exponent if early else None
 
     def learn(self, group: dict[str, Any], objective: Objective, batches: Sequence[Batch]) -> bool:
         """Complete D with this rank's batches of B. Returns whether D took their gradient."""
@@ -151,6 +165,13 @@ class PreconditionerSchedule:
                 if group[CHOICE] == FOURTH_ROOT and isinstance(self.current, FisherDiagonal):
                     self.current.raise_to(EXPONENTS[FOURTH_ROOT])
         return False
+
+
+def is_classifier(network: Network) -> bool:
+    """Whether the network is a stack of several Linear layers with a softmax."""
+    layers = sum(isinstance(module, nn.Linear) for module in network.eager.modules())
+    softmax = isinstance(network.loss.module, nn.CrossEntropyLoss)
+    return network.is_stack and softmax and layers > 1
 
 
 def _choice(factors: KroneckerFactors, objective: Objective, batches: Sequence[Batch]) -> int:
