@@ -37,7 +37,8 @@ def bytes_of(group: Group, name: str, **options: Any) -> dict[str, Any]:
 def test_a_step_sends_what_the_formulas_say(
     size: int, options: dict[str, Any], pair: Group, trio: Group
 ) -> None:
-    found = bytes_of(pair if size == 2 else trio, "ksd", **options)
+    group = pair if size == 2 else trio
+    found = bytes_of(group, "ksd", preconditioner="fisher-diagonal", **options)
     step = scaling.Step(
         parameters=PARAMETERS,
         dimension=K,
