@@ -56,10 +56,10 @@ def traffic(step: Step) -> Traffic:
         ("gradient", "all-gather"): Sent(1, SMALL * ranks),
         ("gradient", "all-reduce"): Sent(3, 4 * SMALL + 2 * vector),
         ("gradient", "broadcast"): Sent(1, SMALL),
-        # Three numbers of the set and its noise, in pairs, and the evaluations.
+        # Two pairs of numbers for the set, the numbers of its noise, and the evaluations.
         ("search", "all-reduce"): Sent(
             3 + step.evaluations,
-            3 * 2 * SMALL + step.evaluations * (products + 1) * SMALL,
+            (2 * 2 + NOISE_POINTS) * SMALL + step.evaluations * (products + 1) * SMALL,
         ),
         ("step", "broadcast"): Sent(1, vector),
         ("step", "all-reduce"): Sent(1, SMALL),

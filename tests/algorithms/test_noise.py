@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.algorithms.noise import noise_of_sum, noise_steps, settled_noise
+from krylov_descent.algorithms.noise import (
+    NOISE_POINTS,
+    noise_of_sum,
+    noise_over_ranks,
+    noise_steps,
+    settled_noise,
+)
+from krylov_descent.runtime.ranks import Ranks
 
 SAMPLES = 1000
 
@@ -170,3 +177,17 @@ def test_what_never_settles_says_nothing() -> None:
     assert settled_noise(lambda part: 1e9 * part, 1e-7) == math.inf
     assert settled_noise(lambda part: math.nan, 1e-7) == math.inf
     assert settled_noise(lambda part: 1.0 if part == 1 else 0.0, 1e-7) == math.inf
+
+
+def test_points_too_far_apart_say_nothing() -> None:
+    """Between them the sum grows from 100 to 1e17, whose rounding is about 10."""
+    ranks = Ranks(torch.device("cpu"))
+    far = torch.tensor([1e2, 3e16, 6e16, 9e16], dtype=torch.float64)[:, None].repeat(1, 50)
+    assert math.isnan(noise_over_ranks(list(far), NOISE_POINTS, ranks))
+    close = parabolas(NOISE_POINTS)
+    noisy = close + 1e-3 * torch.randn(close.shape, dtype=torch.float64)
+    expected = pytest.approx(noise_of_sum(noisy))
+    assert noise_over_ranks(list(noisy), NOISE_POINTS, ranks) == expected
+    # A difference of large numbers may change by more than itself from rounding alone.
+    around_zero = noisy - noisy.mean(1, keepdim=True)[:1]
+    assert math.isfinite(noise_over_ranks(list(around_zero), NOISE_POINTS, ranks))

@@ -284,7 +284,8 @@ def test_auto_takes_the_root_for_a_forward_pass_that_differentiates() -> None:
 def test_auto_starts_a_classifier_without_a_preconditioner() -> None:
     def first(model: nn.Module, loss: nn.Module, given: str = "auto") -> type:
         x, labels = classes()
-        targets = labels if isinstance(loss, nn.CrossEntropyLoss) else torch.randn(len(x), 3)
+        others = torch.randint(2, model(x).shape).float()
+        targets = labels if isinstance(loss, nn.CrossEntropyLoss) else others
         optimizer = KSD(model, loss, preconditioner=given)
         optimizer.step((x, targets))
         return type(optimizer._schedule.current)
@@ -292,6 +293,10 @@ def test_auto_starts_a_classifier_without_a_preconditioner() -> None:
     assert first(net(), nn.CrossEntropyLoss()) is Identity
     assert first(net(), nn.CrossEntropyLoss(), "kronecker") is FisherDiagonal
     assert first(net(), nn.MSELoss()) is FisherDiagonal
+    # Two classes, and an autoencoder of grey pixels.
+    two = nn.Sequential(net(), nn.Tanh(), nn.Linear(3, 1))
+    assert first(two, nn.BCEWithLogitsLoss()) is Identity
+    assert first(net(), nn.BCEWithLogitsLoss()) is FisherDiagonal
     # One layer has no hidden units that could saturate.
     assert first(nn.Linear(4, 3), nn.CrossEntropyLoss()) is FisherDiagonal
     schedule = PreconditionerSchedule("auto", 1e-4, plain_start=True)

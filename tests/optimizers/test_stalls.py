@@ -3,12 +3,15 @@
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_wine
 from torch import nn
 
 from benchmarks.stall_sweep import train
 from krylov_descent import KSD, Status, StepResult
+from krylov_descent.integrations.perceptron import make_perceptron
 from krylov_descent.optimizers.ksd import escalation
 from krylov_descent.optimizers.result import SCALED_AWAY
 
@@ -26,6 +29,25 @@ def test_nets_with_kinks_do_not_stall(kind: str, seed: int, loss: float) -> None
     run = train(kind, seed, steps=16)
     assert not run.stalled, run
     assert run.loss < loss
+
+
+@pytest.mark.parametrize("preconditioner", ["auto", "identity"])
+def test_a_saturated_classifier_with_little_decay_begins(preconditioner: str) -> None:
+    """Its curvature is that of the decay alone, so the first step tried is 1e9 long.
+
+    At the points beside θ where the noise was measured the loss had 17 digits before the point.
+    Their rounding counted as noise, and every step was refused.
+    """
+    inputs, labels = map(torch.tensor, load_wine(return_X_y=True))  # as they are, up to 1,680
+    model = make_perceptron([13, 100, 3], "relu", np.random.RandomState(2), torch.float64)
+    groups = [
+        {"params": [model[0].weight, model[2].weight], "weight_decay": 1e-6},
+        {"params": [model[0].bias, model[2].bias]},
+    ]
+    optimizer = KSD(model, nn.CrossEntropyLoss(), groups, preconditioner=preconditioner)
+    first = optimizer.step((inputs, labels))
+    assert first.status.moved, first
+    assert first.noise < 1e-9 * first.loss
 
 
 def bent(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

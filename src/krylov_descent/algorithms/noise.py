@@ -24,6 +24,8 @@ NOISE_POINTS = 4
 # rounding falls at least by this factor. STAYS: an estimate is rounding if it did not fall this
 # many times in a row; once is not enough, because a kink close to a point can hide the fall.
 CLOSER, FALL, STAYS, MOST_MEASUREMENTS = 16.0, 4.0, 2, 6
+# The change of the value over the points, beyond the value itself, is at most so many times noise.
+SPREAD = 10.0
 
 
 def noise_steps(epsilon: float) -> list[float]:
@@ -109,21 +111,28 @@ def noise_of_sum(values: Tensor) -> float:
 
 
 def noise_over_ranks(rows: Sequence[Tensor], points: int, ranks: Ranks) -> float:
-    """The estimate of `noise_of_sum` for samples spread over ranks; NaN if a value is not finite.
+    """The estimate of `noise_of_sum` for samples spread over ranks; NaN if it says nothing.
+
+    It says nothing if a value is not finite, or if the points are so far apart that the sum at the
+    last one is of another size than at the first: the rounding of larger numbers is not that of the
+    first.
 
     Args:
         rows: the values of this rank's samples [N] at each of the points; fewer if the rank failed.
         points: p.
-        ranks: the ranks, over which p − 2 numbers are summed.
+        ranks: the ranks, over which p numbers are summed.
     """
-    own = torch.zeros(points - ORDER + 1, dtype=torch.float64)
+    own = torch.zeros(points, dtype=torch.float64)
     with ranks.own_work():
         values = torch.stack(list(rows))
         if not bool(values.isfinite().all()):
             own.fill_(math.nan)
         elif len(rows) == points:
-            own = error_sums(values)
-    return noise_from(ranks.sum_numbers(own))
+            sums = torch.stack([values[0].sum(), (values[-1] - values[0]).sum()])
+            own = torch.cat([sums, error_sums(values)])
+    value, change, *errors = ranks.sum_numbers(own).tolist()
+    noise = _noise_from(errors)
+    return noise if abs(change) <= abs(value) + SPREAD * noise else math.nan
 
 
 @one_thread()
@@ -148,7 +157,11 @@ def error_sums(values: Tensor) -> Tensor:
 
 def noise_from(sums: Tensor) -> float:
     """The estimate of `noise_of_sum`, from `error_sums` over all samples."""
-    squares, *shared_too = sums.tolist()
+    return _noise_from(sums.tolist())
+
+
+def _noise_from(sums: list[float]) -> float:
+    squares, *shared_too = sums
     return max(math.sqrt(squares), math.hypot(*shared_too)) / math.sqrt(len(shared_too))
 
 

@@ -168,10 +168,16 @@ class PreconditionerSchedule:
 
 
 def is_classifier(network: Network) -> bool:
-    """Whether the network is a stack of several Linear layers with a softmax."""
-    layers = sum(isinstance(module, nn.Linear) for module in network.eager.modules())
-    softmax = isinstance(network.loss.module, nn.CrossEntropyLoss)
-    return network.is_stack and softmax and layers > 1
+    """Whether the network is a stack of several Linear layers that tells classes apart.
+
+    Several classes have a softmax, two of them one output with a sigmoid.
+    """
+    layers = [module for module in network.eager.modules() if isinstance(module, nn.Linear)]
+    if not network.is_stack or len(layers) < 2:
+        return False
+    loss = network.loss.module
+    two_classes = isinstance(loss, nn.BCEWithLogitsLoss) and layers[-1].out_features == 1
+    return two_classes or isinstance(loss, nn.CrossEntropyLoss)
 
 
 def _choice(factors: KroneckerFactors, objective: Objective, batches: Sequence[Batch]) -> int:
