@@ -17,9 +17,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
 }
-# The overhead of a step on small data outweighs its arithmetic, so a step has the paper's 20
-# directions from the start.
-DIRECTIONS = 20
 
 
 def make_perceptron(
@@ -76,9 +73,7 @@ def train(
         {"params": [layer.weight for layer in layers], "weight_decay": decay},
         {"params": [layer.bias for layer in layers]},
     ]
-    optimizer = KSD(
-        net, loss, groups, dimension=DIRECTIONS, preconditioner=preconditioner, seed=seed
-    )
+    optimizer = KSD(net, loss, groups, preconditioner=preconditioner, seed=seed)
     first = None
     while True:
         result = optimizer.step(data)
