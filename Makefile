@@ -80,6 +80,6 @@ $(VENV)/bin/python:
 # too has the pinned version.
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing krylov-descent[$*] into $(VENV) (a minute or two the first time)"
-	@$(PIP) install -c constraints.txt hatchling editables
+	@$(PIP) install -c constraints.txt hatchling hatch-fancy-pypi-readme editables
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[$*]'
 	@touch $@
