@@ -362,6 +362,32 @@ def test_a_gradient_of_zero_proves_nothing() -> None:
     torch.testing.assert_close(found, torch.stack(rows).square().mean(0).reshape(-1))
 
 
+class Attention(nn.Module):
+    """Attention of one head over [n, steps, 4]. A softmax does not see the bias of its keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).transpose(1, 2)
+        result: Tensor = (scores.softmax(2) @ self.value(x)).mean(1)
+        return result
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gradient_that_is_rounding_alone_decides_nothing(seed: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(seed)
+    model = Attention().to(dtype)
+    objective = Objective(model, nn.MSELoss())
+    x, zero = torch.randn(40, 5, 4, dtype=dtype), torch.zeros(40, 4, dtype=dtype)
+    found = objective.value_gradient_and_squares((x, zero)).squares
+    exact = _by_loop(model, x)
+    torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-6 * float(exact.max()))
+    assert objective.network.trusted_layers == {"query", "key", "value"}
+
+
 def test_trust_is_asked_for_again_when_the_model_changed() -> None:
     first, last = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
     model = nn.Sequential(first, nn.Tanh(), last)

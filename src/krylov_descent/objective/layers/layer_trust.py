@@ -24,6 +24,8 @@ from krylov_descent.objective.network import Network
 
 # Relative tolerances. Under autocast and in tf32 autograd's own gradient has only a few digits.
 FINE_TOLERANCE, COARSE_TOLERANCE = 1e-3, 3e-2
+# Of the largest gradient of a layer, in units of rounding.
+ROUNDINGS = 10.0
 
 
 def trust_tolerance(epsilon: float) -> float:
@@ -83,7 +85,6 @@ def trusted_layers(
     deltas = torch.autograd.grad(
         losses, outputs, torch.ones_like(losses), retain_graph=True, allow_unused=True
     )
-    tolerance = trust_tolerance(epsilon)
     ones = partial(torch.ones, 1, device=network.parameters.device)
     found, start = set(), 0
     for layer in candidates:
@@ -94,24 +95,31 @@ def trusted_layers(
             gradients.append((factored.weight, factored.weight_gradient(delta)))
         if delta is not None and factored.bias is not None:
             gradients.append((factored.bias, factored.bias_gradient(delta)))
-        if gradients and all(agrees(gradient, exact[i], tolerance) for i, gradient in gradients):
+        if gradients and agrees([(computed, exact[i]) for i, computed in gradients], epsilon):
             found.add(names[id(layer.module)])
     return frozenset(found)
 
 
-def agrees(gradient: Tensor, exact: Tensor | None, tolerance: float) -> bool | None:
-    """Whether a layer's gradient is autograd's, to a relative tolerance.
+def agrees(pairs: Sequence[tuple[Tensor, Tensor | None]], epsilon: float) -> bool | None:
+    """Whether the gradients of a layer's parameters are autograd's.
+
+    A gradient may be zero but for rounding, as that of the bias of an attention's keys is. So
+    besides its relative error, rounding of the layer's largest gradient is allowed.
 
     Args:
-        gradient: δᵀx, or Σ δ for a bias.
-        exact: autograd's gradient; None if the losses do not depend on the parameter.
-        tolerance: see `trust_tolerance`.
+        pairs: for each parameter δᵀx, or Σ δ for a bias, and autograd's gradient; None if the
+            losses do not depend on the parameter.
+        epsilon: machine epsilon of the arithmetic.
 
     Returns:
-        None if both gradients are zero, which proves nothing about the layer.
+        None if both gradients of a parameter are zero, which proves nothing about the layer.
     """
-    size = 0.0 if exact is None else length(exact)
-    error = length(gradient if exact is None else gradient - exact)
-    if size == error == 0:
+    sizes = [0.0 if exact is None else length(exact) for _, exact in pairs]
+    errors = [length(found if exact is None else found - exact) for found, exact in pairs]
+    if any(size == error == 0 for size, error in zip(sizes, errors, strict=True)):
         return None
-    return size < math.inf and error <= tolerance * size
+    tolerance, largest = trust_tolerance(epsilon), max(sizes)
+    return largest < math.inf and all(
+        error <= max(tolerance * size, ROUNDINGS * epsilon * largest)
+        for size, error in zip(sizes, errors, strict=True)
+    )

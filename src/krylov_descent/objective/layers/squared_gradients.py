@@ -158,22 +158,20 @@ class SquaredGradients:
         outputs = [y for layer in candidates for y in layer.outputs]
         ones = torch.ones_like(losses)
         weights = torch.linspace(1, 2, len(losses), dtype=losses.dtype, device=losses.device)
-        found: list[tuple[Tensor | None, ...]] = [
+        deltas, weighted, exact = (
             torch.autograd.grad(losses, of, by, retain_graph=True, allow_unused=True)
             for of, by in ((outputs, ones), (outputs, weights), (tensors, ones))
-        ]
-        deltas, weighted, exact = found
+        )
         start = 0
         for layer in candidates:
             here = slice(start, start := start + len(layer.outputs))
-            tolerance = trust_tolerance(epsilon_of(layer.outputs[0].dtype, losses.device))
-            own = _own_samples(deltas[here], weighted[here], weights, tolerance)
-            verdicts = []
-            for p, gradient, _ in _factored(layer, deltas[here], memory):
-                if id(p) in position:
-                    verdicts.append(agrees(gradient, exact[position[id(p)]], tolerance))
-            if None not in verdicts:  # otherwise a later batch decides
-                self._trusted[names[id(layer.module)]] = own and all(verdicts)
+            epsilon = epsilon_of(layer.outputs[0].dtype, losses.device)
+            own = _own_samples(deltas[here], weighted[here], weights, trust_tolerance(epsilon))
+            factored = _factored(layer, deltas[here], memory)
+            known = [(p, gradient) for p, gradient, _ in factored if id(p) in position]
+            verdict = agrees([(found, exact[position[id(p)]]) for p, found in known], epsilon)
+            if verdict is not None:  # otherwise a later batch decides
+                self._trusted[names[id(layer.module)]] = own and verdict
 
     def _by_signs(self, batch: Batch, rest: list[int]) -> list[Tensor]:
         """An unbiased estimate of the Σ squared gradients of some parameters."""
