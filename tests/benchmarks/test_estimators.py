@@ -35,3 +35,8 @@ def test_all_data_come_with_scikit_learn() -> None:
     for name in estimators.names(CPU):
         X, y = estimators._load(name)
         assert len(X) == len(y)
+
+
+def test_large_tables_leave_out_the_long_run() -> None:
+    assert estimators._methods("digits") == list(estimators.METHODS)
+    assert estimators._methods("friedman-large") == ["lbfgs", "ksd"]

@@ -61,7 +61,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         *,
         alpha: float = 1e-4,
         max_iter: int = 200,
-        tol: float = 1e-2,
+        tol: float = 5e-3,
         n_iter_no_change: int = 3,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
