@@ -175,6 +175,13 @@ def check_differences(
     )
 
 
+def are_equal(product: Product, other: Product, leaves: Sequence[Tensor], epsilon: float) -> bool:
+    """Whether two products with a matrix agree along a random vector."""
+    v = _random_like(leaves)
+    first, second = _filled(product(v), leaves), _filled(other(v), leaves)
+    return _distance(first, second) <= math.sqrt(epsilon) * math.sqrt(_dot(first, first))
+
+
 def foreign_operations(outputs: Sequence[Tensor]) -> list[str]:
     """Names of operations in the outputs' graph that are neither torch's nor this library's."""
     found: set[str] = set()

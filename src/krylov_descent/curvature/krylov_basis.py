@@ -60,12 +60,14 @@ class Basis:
         subspace: V, and the projected curvature.
         samples: |B|, over all ranks.
         graphs_kept: whether the autograd graphs of all of B were kept for the products.
+        by_jacobian: whether the products were by a kept Jacobian.
         samples_for_metric: how many samples of B the preconditioner computed the gradient of.
     """
 
     subspace: Subspace
     samples: int
     graphs_kept: bool
+    by_jacobian: bool
     samples_for_metric: int
 
 
@@ -127,4 +129,4 @@ class KrylovBasis:
             placement=placement,
             storage=self.layout.storage,
         )
-        return Basis(subspace, product.samples, product.kept, learnt)
+        return Basis(subspace, product.samples, product.kept, product.by_jacobian, learnt)

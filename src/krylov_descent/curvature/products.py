@@ -6,16 +6,20 @@ There are three matrices, each a mean over the samples of set B, plus λ for the
     hessian        ∂²f/∂θ²
     fisher         Σ gᵢgᵢᵀ, which is JᵀJ with J = ∂(per-sample losses)/∂θ
 
-J is applied without ever being formed. Jᵀu is a backward pass, linear in u. A backward pass through
-the graph of Jᵀu, towards u, is Jv. The graph of Jᵀu is built once per step, so a product costs two
-backward passes and no forward pass: about 4/3 of a gradient, less where the first layer needs no
-input gradient.
+J is mostly applied without being formed. Jᵀu is a backward pass, linear in u. A backward pass
+through the graph of Jᵀu, towards u, is Jv. The graph of Jᵀu is built once per step, so a product
+costs two backward passes and no forward pass: about 4/3 of a gradient, less where the first layer
+needs no input gradient.
+
+For a model whose forward pass differentiates, J is made once and kept where it fits into memory
+(`kept_jacobian`).
 
 If an operation has no second derivative, products use forward-mode differentiation, with a fresh
 forward pass each. If it has no forward derivative either, products use central differences of first
 derivatives (`finite_differences`).
 """
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +29,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from krylov_descent.curvature import double_backward, finite_differences, forward_mode
+from krylov_descent.curvature import (
+    double_backward,
+    finite_differences,
+    forward_mode,
+    kept_jacobian,
+)
 from krylov_descent.curvature.forward_mode import BatchProduct
 from krylov_descent.curvature.route_checks import (
     CurvatureError,
@@ -84,6 +93,7 @@ class Curvature:
         self._route = 0
         self._findings: Findings | None = None  # for which the route was checked
         self._bytes_per_sample, self._step = 1.0, 0.0
+        self._jacobian_bytes, self._room = math.inf, kept_jacobian.Room()
 
     def at(self, objective: Objective, data: Any) -> "CurvatureProduct":
         """The product v → Hv over the data at the current parameters."""
@@ -149,6 +159,28 @@ class Curvature:
         """Memory that a kept linearisation takes per sample, as measured by the check."""
         return self._bytes_per_sample
 
+    @property
+    def jacobian_bytes(self) -> float:
+        """Memory of the rows of J per sample, infinite where J is not to be made."""
+        return self._jacobian_bytes
+
+    def jacobians(
+        self, network: Network, batches: Sequence[Batch], owner: object
+    ) -> list[BatchProduct]:
+        """Make J, and prepare v → Hv for each batch; an empty list if J cannot be made.
+
+        Args:
+            network: model and loss.
+            batches: the samples.
+            owner: as long as it lives, J is kept.
+        """
+        room = partial(self._room.take, owner)
+        try:
+            return [kept_jacobian.gauss_newton(network, batch, room) for batch in batches]
+        except kept_jacobian.NoJacobianError:
+            self._jacobian_bytes = math.inf
+            return []
+
     def check(self, objective: Objective, batch: Batch) -> None:
         """Check on a few samples that the route gives the whole curvature; once for a model.
 
@@ -172,6 +204,11 @@ class Curvature:
             growth = (sizes[0] - sizes[1]) / max(1, few.size - half.size)
             per_sample = growth if few.size > half.size else float(sizes[0])
             self._bytes_per_sample = max(1.0, per_sample)
+        self._jacobian_bytes = math.inf
+        if self.kind == "gauss-newton" and self.keeps_graphs and findings.forward_differentiates:
+            self._jacobian_bytes = kept_jacobian.bytes_per_sample(
+                network, few, self.linearize(network, few), findings.derivative_epsilon
+            )
         self._findings = findings
 
 
@@ -185,15 +222,16 @@ def _held(objective: Objective, data: Any) -> list[Batch]:
 class CurvatureProduct:
     """Products v → Hv over one set of samples at one point.
 
-    Valid until the parameters change. Memory: the graphs of all samples if they fit into the
-    objective's `activation_memory`. Otherwise one micro-batch has a graph at a time, which is
-    rebuilt for each product (about 2.3 gradients instead of 4/3).
+    Valid until the parameters change. Memory: J where it is made and fits into the objective's
+    `activation_memory`, or the graphs of all samples if they fit. Otherwise one micro-batch has a
+    graph at a time, which is rebuilt for each product (about 2.3 gradients instead of 4/3).
 
     Attributes:
         objective: f.
         samples: |B|, over all ranks.
         products: how many products were computed.
-        kept: whether the graphs are kept on this rank.
+        kept: whether the graphs, or J, are kept on this rank.
+        by_jacobian: whether the products are by J, on all ranks.
         scale: the factor on the sum over the samples.
 
     Raises:
@@ -204,18 +242,19 @@ class CurvatureProduct:
         self._curvature, self.objective = curvature, objective
         self._batches: list[Batch] = []
         self._kept_products: list[BatchProduct] = []
+        self._jacobians: list[BatchProduct] = []
         self._of_single_batch: Product | None = None
         self.kept, self.products = True, 0
-        own = torch.zeros(2, dtype=torch.float64)
+        own = torch.zeros(3, dtype=torch.float64)
         with objective.ranks.own_work():
             own = self._prepare(_held(objective, data))
-        samples, normaliser = objective.ranks.sum_numbers(own).tolist()
+        samples, normaliser, by_jacobian = objective.ranks.sum_numbers(own).tolist()
         if normaliser == 0:
             raise ValueError(
                 "the set for the curvature has no sample that counts: it is empty, or every "
                 "target is ignored or has weight zero"
             )
-        self.samples = int(samples)
+        self.samples, self.by_jacobian = int(samples), by_jacobian == samples
         # A sample with loss nᵢ contributes nᵢN/W to the mean over N samples, with W the normaliser.
         # The Fisher matrix is the sum of the squared contributions, divided by N.
         self.scale = self.samples / normaliser**2 if curvature.kind == "fisher" else 1 / normaliser
@@ -233,7 +272,8 @@ class CurvatureProduct:
     @property
     def single_batch(self) -> Batch | None:
         """All samples of this rank if they are one batch whose graph is kept, else None."""
-        return self._batches[0] if self.kept and len(self._batches) == 1 else None
+        one = self.kept and len(self._batches) == 1 and not self._jacobians
+        return self._batches[0] if one else None
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Hv as a new vector [n], summed over ranks."""
@@ -268,13 +308,18 @@ class CurvatureProduct:
             return self._own_product(vector)
 
     def _prepare(self, batches: list[Batch]) -> Tensor:
-        """Store this rank's samples; returns their number and their normaliser [2]."""
+        """Store this rank's samples.
+
+        Returns:
+            Their number, their normaliser, and the number of those with rows of J [3].
+        """
         samples = sum(batch.size for batch in batches)
         loss = self.objective.network.loss
         normaliser = sum(float(loss.normaliser(batch.targets, batch.size)) for batch in batches)
         if normaliser:
             self._batches, self.kept = self._fit(batches, samples)
-        return torch.tensor([samples, normaliser], dtype=torch.float64)
+        by_jacobian = samples if self._jacobians else 0
+        return torch.tensor([samples, normaliser, by_jacobian], dtype=torch.float64)
 
     def _sum(self, vector: Tensor) -> Tensor:
         objective, batch = self.objective, self.single_batch
@@ -291,6 +336,8 @@ class CurvatureProduct:
         return torch.zeros_like(vector) if total is None else total
 
     def _product_of(self, index: int, batch: Batch) -> BatchProduct:
+        if self._jacobians:
+            return self._jacobians[index]
         if not self.kept:
             return self._curvature.linearize(self.objective.network, batch)
         if index == len(self._kept_products):
@@ -310,6 +357,10 @@ class CurvatureProduct:
             self._fall_back(problem, batches[0])
         if not curvature.keeps_graphs:
             return batches, False
+        if samples * curvature.jacobian_bytes <= objective.activation_memory:
+            self._jacobians = curvature.jacobians(objective.network, batches, self)
+            if self._jacobians:
+                return batches, True
         per_sample = curvature.bytes_per_sample
         if samples * per_sample <= objective.activation_memory:
             return batches, True

@@ -66,7 +66,7 @@ def _launched(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
 
     def there() -> Basis:
         subspace = cut(stored, placement, on_host.result())
-        return Basis(subspace, product.samples, product.kept, learnt)
+        return Basis(subspace, product.samples, product.kept, product.by_jacobian, learnt)
 
     return Launched(there)
 

@@ -166,6 +166,7 @@ class Iteration:
             return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
         if not subspace_is_known(found.gram):
             return account.refused(Status.NOT_FINITE, OUT_OF_RANGE)
+        self._work.by_jacobian = basis.by_jacobian
         self._ranks.enter("search")
         return None
 

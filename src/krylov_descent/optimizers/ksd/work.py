@@ -9,6 +9,8 @@ from krylov_descent.objective.parameters import FlatParameters
 
 # A product of the Gauss-Newton matrix takes 1.1 to 1.3 gradients (`python -m benchmarks product`).
 PRODUCT = 1.25
+# Where the Jacobian is kept: making it, and a product by it (results/trials/kept_jacobian.json).
+JACOBIAN, PRODUCT_BY_JACOBIAN = 3.0, 0.3
 # A pass over few samples takes as long as over this many, divided by the number of parameters:
 # launching its operations takes longer than running them. On a CPU this is measured in
 # results/trials/small_sets.json (`product_by_samples`), on a GPU in results/trials/spending.json.
@@ -34,7 +36,12 @@ class Work:
 
     Args:
         objective: f.
+
+    Attributes:
+        by_jacobian: whether products are by a kept Jacobian.
     """
+
+    by_jacobian = False
 
     def __init__(self, objective: Objective) -> None:
         self._overhead = overhead_in_samples(objective.parameters)
@@ -51,4 +58,7 @@ class Work:
     def basis(self, samples: int, rows: int) -> float:
         """Of a basis of so many rows, by products over so many samples."""
         orthogonalization = FOR_DIRECTION * self._row * rows * (rows - 1) / 2
-        return PRODUCT * self.gradient(samples) * rows + orthogonalization
+        products = PRODUCT * self.gradient(samples) * rows
+        if self.by_jacobian:
+            products = JACOBIAN * self.gradient(samples) + PRODUCT_BY_JACOBIAN * samples * rows
+        return products + orthogonalization

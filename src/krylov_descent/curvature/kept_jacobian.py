@@ -1,0 +1,289 @@
+"""The Jacobian of the outputs as a matrix in memory, for models whose forward pass differentiates.
+
+There a product by autograd takes two gradients or more, each through the graph of the derivatives.
+With the matrix J [rows, n], which has a row for each output of each sample, a product is J times a
+vector, and its transpose times another one.
+
+A sample has its own row, so a row is the gradient by weights that only this sample uses. A linear
+function y = Wx, with a cotangent δ of the outputs, adds δxᵀ to the gradient by W for this sample.
+The model uses W in its forward pass, and again in each derivative of it, which is a linear function
+with W or Wᵀ. So one backward pass gives δ and x of each use. (Parameters of other functions, as
+unknown coefficients are, have a column each, by one more backward pass.)
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from krylov_descent.curvature.derivative_checks import are_equal
+from krylov_descent.curvature.forward_mode import BatchProduct
+from krylov_descent.objective.batches import Batch, floating_tensors_in
+from krylov_descent.objective.network import Network
+from krylov_descent.runtime.messages import is_out_of_memory
+from krylov_descent.runtime.private import transforms_are_active
+
+# (rows, columns, dtype=, device=) → an uninitialised matrix.
+MakeRoom = Callable[..., Tensor]
+# Entries of parameters that no linear function uses.
+MOST_OTHERS = 16
+# Of a sample. Each needs a backward pass, and with more of them J saves less.
+MOST_OUTPUTS = 4
+
+
+class NoJacobianError(RuntimeError):
+    """The rows cannot be had from linear functions."""
+
+
+class Uses:
+    """The uses of parameters by linear functions, as a backward pass comes along them.
+
+    Args:
+        parameters: the trainable ones.
+
+    Attributes:
+        used: indices of the parameters that were used in a forward pass.
+        pairs: for the index of a W the pairs (δ [m, ..., outputs], x [m, ..., inputs]), and for
+            that of a bias the δ alone; None while a backward pass is not to be noted.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._index = {id(p): i for i, p in enumerate(parameters)}
+        self.used: set[int] = set()
+        self.pairs: dict[int, list[tuple[Tensor, Tensor | None]]] | None = None
+
+    def index(self, p: Tensor | None) -> int | None:
+        """Of a parameter; None for other tensors."""
+        return self._index.get(id(p))
+
+    def note(self, index: int | None, delta: Tensor, x: Tensor | None) -> None:
+        """Note a use in the current backward pass."""
+        if self.pairs is not None and index is not None:
+            self.pairs.setdefault(index, []).append((delta, x))
+
+
+class _Linear(torch.autograd.Function):
+    """x, W, b → xWᵀ + b, or x, W → xW, whose derivatives note the uses of W and b."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, uses: Uses, transposed: bool
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.uses, ctx.transposed = uses, transposed
+        ctx.weight, ctx.bias = uses.index(weight), uses.index(bias)
+        return x @ weight if transposed else functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        (cotangent,) = cotangents
+        x, weight = ctx.saved_tensors
+        uses: Uses = ctx.uses
+        uses.note(ctx.weight, *((x, cotangent) if ctx.transposed else (cotangent, x)))
+        uses.note(ctx.bias, cotangent, None)
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = _linear(cotangent, weight, None, uses, transposed=not ctx.transposed)
+        return of_x, None, None, None, None
+
+
+def _linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, uses: Uses, *, transposed: bool
+) -> Tensor:
+    found: Tensor = _Linear.apply(x, weight, bias, uses, transposed)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _NotedLinear(TorchFunctionMode):
+    """A context manager in which linear functions of trainable parameters note their uses."""
+
+    def __init__(self, uses: Uses, device: torch.device) -> None:
+        super().__init__()
+        self._uses, self._kind = uses, device.type
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Called in place of every torch function on tensors."""
+        kwargs = kwargs or {}
+        if func is functional.linear and not torch.is_autocast_enabled(self._kind):
+            return self._linear(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+        found = {self._uses.index(weight), self._uses.index(bias)} - {None}
+        if not found or transforms_are_active():
+            return functional.linear(input, weight, bias)
+        self._uses.used |= found  # type: ignore[arg-type]
+        return _linear(input, weight, bias, self._uses, transposed=False)
+
+
+def bytes_per_sample(
+    network: Network, few: Batch, by_autograd: BatchProduct, epsilon: float
+) -> float:
+    """The memory of J per sample; infinite where it cannot be made or does not pay.
+
+    Args:
+        network: model and loss.
+        few: samples, with which products by J are compared with others.
+        by_autograd: those others.
+        epsilon: machine epsilon of the arithmetic.
+    """
+    parameters = network.parameters
+    if parameters.device.type != "cpu":  # recorded products by autograd are fast on a GPU
+        return math.inf
+    found = floating_tensors_in(network.outputs(few, eager=True))
+    numbers = max(z.numel() / max(1, len(z)) for z in found)
+    if numbers > MOST_OUTPUTS:
+        return math.inf
+    try:
+        by_jacobian = gauss_newton(network, few)
+        equal = are_equal(by_autograd, by_jacobian, parameters.tensors, epsilon)
+    except RuntimeError as problem:
+        if is_out_of_memory(problem):
+            raise
+        return math.inf
+    return numbers * parameters.empty().nbytes if equal else math.inf
+
+
+class Room:
+    """Memory for Jacobians, used again when the product that they were for is gone.
+
+    The system takes longer to give new memory than the numbers of J take to compute.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[Tensor] = []
+        self._taken = 0
+        self._owner: Callable[[], object] = lambda: None
+
+    def take(
+        self, owner: object, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """An uninitialised matrix [rows, columns], for the life of the owner, who may take more."""
+        if self._owner() is not owner:
+            if self._owner() is not None:
+                self._parts = []
+            self._owner, self._taken = weakref.ref(owner), 0
+        place, size = self._taken, rows * columns
+        self._taken += 1
+        part = self._parts[place] if place < len(self._parts) else torch.empty(0)
+        if len(part) < size or (part.dtype, part.device) != (dtype, device):
+            part = torch.empty(size, dtype=dtype, device=device)
+            self._parts[place:] = [part]
+        return part[:size].view(rows, columns)
+
+
+def gauss_newton(network: Network, batch: Batch, room: MakeRoom = torch.empty) -> BatchProduct:
+    """v → Σ JᵀH_E Jv over the batch, with J in memory.
+
+    Making J takes about as long as three gradients for each output of a sample.
+
+    Args:
+        network: model and loss.
+        batch: the samples.
+        room: makes memory for J.
+
+    Raises:
+        NoJacobianError: the rows cannot be had from linear functions.
+    """
+    parameters = network.parameters
+    uses = Uses(parameters.tensors)
+    with _NotedLinear(uses, parameters.device):
+        outputs = network.outputs(batch, eager=True)
+    middle = network.output_hessian(outputs, batch)
+    found = floating_tensors_in(outputs)
+    shapes, rows = [z.shape for z in found], [z.numel() for z in found]
+    dtype, device = parameters.dtype, parameters.device
+    matrix = room(sum(rows), parameters.numel, dtype=dtype, device=device)
+    fill(matrix, found, parameters.tensors, uses)
+
+    def product(pieces: list[Tensor]) -> list[Tensor | None]:
+        tangents = (matrix @ parameters.flatten(pieces)).split(rows)
+        curved = middle([t.view(shape) for t, shape in zip(tangents, shapes, strict=True)])
+        return [*parameters.pieces(matrix.t() @ torch.cat([c.reshape(-1) for c in curved]))]
+
+    return product
+
+
+def fill(matrix: Tensor, outputs: list[Tensor], parameters: Sequence[Tensor], uses: Uses) -> None:
+    """Compute J, with a row for each number in the outputs.
+
+    Args:
+        matrix: for J [rows, n].
+        outputs: tensors [samples, ...], in a graph that noted the uses of parameters.
+        parameters: the trainable ones, with n numbers.
+        uses: of the parameters.
+
+    Raises:
+        NoJacobianError: too many parameters have other uses, or a linear function was not called
+            with a row for each sample.
+    """
+    others = [i for i in range(len(parameters)) if i not in uses.used]
+    if sum(parameters[i].numel() for i in others) > MOST_OTHERS:
+        raise NoJacobianError("not all parameters are those of linear functions")
+    sizes = [p.numel() for p in parameters]
+    for z, rows in zip(outputs, matrix.split([z.numel() for z in outputs]), strict=True):
+        columns = dict(enumerate(rows.split(sizes, 1)))
+        if z.requires_grad:
+            other = {i: parameters[i] for i in others}
+            for i in [*_fill_other_columns(z, other, columns)]:
+                del columns[i]
+            _fill_columns(z, parameters, uses, columns)
+        else:
+            rows.zero_()
+
+
+def _fill_columns(
+    z: Tensor, parameters: Sequence[Tensor], uses: Uses, columns: dict[int, Tensor]
+) -> None:
+    """The columns of parameters of linear functions; those of the others are 0."""
+    per_sample = z.reshape(len(z), -1).unbind(1)
+    for number, output in enumerate(per_sample):
+        uses.pairs = {}
+        torch.autograd.grad(output.sum(), parameters, retain_graph=True, allow_unused=True)
+        found, uses.pairs = uses.pairs, None
+        with torch.no_grad():
+            for i, of_parameter in columns.items():
+                own = of_parameter[number :: len(per_sample)].unflatten(1, parameters[i].shape)
+                if i in found:
+                    _sum_uses(found[i], own)
+                else:
+                    own.zero_()
+
+
+def _sum_uses(pairs: list[tuple[Tensor, Tensor | None]], into: Tensor) -> None:
+    """Σ δxᵀ [samples, outputs, inputs] over the uses of a W, or Σ δ [samples, outputs]."""
+    samples = len(into)
+    if any(len(delta) != samples or delta.dim() < 2 for delta, _ in pairs):
+        raise NoJacobianError("a linear function has other rows than one for each sample")
+    deltas = torch.cat([delta.reshape(samples, -1, delta.shape[-1]) for delta, _ in pairs], 1)
+    inputs = [x.reshape(samples, -1, x.shape[-1]) for _, x in pairs if x is not None]
+    if inputs:
+        torch.bmm(deltas.transpose(1, 2), torch.cat(inputs, 1), out=into)
+    else:
+        torch.sum(deltas, 1, out=into)
+
+
+def _fill_other_columns(
+    z: Tensor, others: dict[int, Tensor], columns: dict[int, Tensor]
+) -> Iterator[int]:
+    """Fill the columns of parameters that no linear function uses, and yield their indices."""
+    if not others:
+        return
+    cotangent = torch.zeros_like(z, requires_grad=True)
+    found: tuple[Tensor | None, ...] = torch.autograd.grad(
+        z, [*others.values()], cotangent, create_graph=True, allow_unused=True
+    )
+    for i, image in zip(others, found, strict=True):
+        if image is None or not image.requires_grad:
+            continue
+        for column, entry in zip(columns[i].unbind(1), image.reshape(-1).unbind(), strict=True):
+            (of_rows,) = torch.autograd.grad(entry, cotangent, retain_graph=True)
+            column.copy_(of_rows.detach().reshape(-1))
+        yield i
