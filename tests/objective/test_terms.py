@@ -107,6 +107,7 @@ def test_pieces_of_a_batch_have_every_sample_once_with_its_factor() -> None:
         assert sorted(row for piece in pieces for row in rows(piece)) == everything
     assert [whole.every(8, first).size for first in range(8)] == [5, 4, 4, 4, 4, 4, 4, 4]
     assert whole.spread(3).size == 9
+    assert [whole.rows(0, stop).size for stop in (0, 1, 33)] == [0, 3, 33]
 
 
 def test_shares_of_a_subset() -> None:

@@ -65,12 +65,17 @@ class TermBatch(Batch):
     def rows(self, start: int, stop: int) -> "TermBatch":
         """From each term the same part of its samples, about stop - start in all, as views.
 
-        Ranges that follow each other have every sample once.
+        Ranges that follow each other have every sample once. The first of them has samples of all
+        terms, so it is never empty.
         """
         stop = min(stop, self.size)
+
+        def place(index: int, part: Batch) -> int:
+            return -(-index * part.size // self.size)
+
         return self._joined(
             {
-                name: part.rows(start * part.size // self.size, stop * part.size // self.size)
+                name: part.rows(place(start, part), place(stop, part))
                 for name, part in self.terms.items()
             }
         )
