@@ -80,6 +80,12 @@ class TermBatch(Batch):
             }
         )
 
+    def share(self, number: int, count: int) -> "TermBatch":
+        """One of `count` shares, about equal parts of each term; a share may lack small terms."""
+        if count == 1:
+            return self
+        return self.rows(self.size * number // count, self.size * (number + 1) // count)
+
     def every(self, count: int, first: int) -> "TermBatch":
         """A copy of every count-th sample, from the sample `first` on."""
         parts, seen = dict[str, Batch](), 0
