@@ -13,7 +13,8 @@ from krylov_descent.objective.batches import Batch, InMemory
 from krylov_descent.objective.losses import LossContractError
 from krylov_descent.objective.subsets import SubsetSizes
 from krylov_descent.objective.term_batches import TermBatch, shares
-from krylov_descent.objective.terms import TermSamples
+from krylov_descent.objective.term_samples import TermSamples
+from krylov_descent.optimizers import term_steps
 from tests.terms import laplace, points, small_net, terms_of
 
 
@@ -29,11 +30,16 @@ def by_hand(net: nn.Module, weights: tuple[float, float, float] = (1.0, 5.0, 0.5
 
 def prepared(net: nn.Module, terms: dict[str, Term], **options: Any) -> tuple[Objective, InMemory]:
     objective = Objective(net, terms, **options)
+    return objective, samples_of_step(objective, 0)
+
+
+def samples_of_step(objective: Objective, step: int) -> InMemory:
     assert objective.terms is not None
-    like = objective.parameters.tensors[0]
-    objective.terms.prepare(objective.losses_by_term, like, {"seed": 0, "steps": 0})
+    group = {"seed": 0, "steps": step}
+    term_steps.draw(objective, group, {})
+    term_steps.evaluate(objective, group)
     assert objective.terms.samples is not None
-    return objective, objective.terms.samples
+    return objective.terms.samples
 
 
 @pytest.mark.parametrize("micro_batch", [None, 7, 1])
@@ -107,6 +113,7 @@ def test_pieces_of_a_batch_have_every_sample_once_with_its_factor() -> None:
         assert sorted(row for piece in pieces for row in rows(piece)) == everything
     assert [whole.every(8, first).size for first in range(8)] == [5, 4, 4, 4, 4, 4, 4, 4]
     assert whole.spread(3).size == 9
+    assert [whole.rows(0, stop).size for stop in (0, 1, 33)] == [0, 3, 33]
 
 
 def test_shares_of_a_subset() -> None:
@@ -152,15 +159,11 @@ def test_a_term_may_weigh_nothing_and_weights_may_change() -> None:
     net, terms = small_net(), terms_of(data=0.0)
     objective, samples = prepared(net, terms)
     assert objective.value(samples) == pytest.approx(by_hand(net, (1, 5, 0)).item(), rel=1e-12)
-    assert objective.terms is not None
-    like = objective.parameters.tensors[0]
-    objective.terms.prepare(objective.losses_by_term, like, {"seed": 0, "steps": 1})
-    assert objective.terms.samples is samples  # nothing has changed
+    assert samples_of_step(objective, 1) is samples  # nothing has changed
     terms["data"].weight = 2.0
-    objective.terms.prepare(objective.losses_by_term, like, {"seed": 0, "steps": 2})
-    assert objective.terms.samples is not samples
-    changed = objective.value(objective.terms.samples)
-    assert changed == pytest.approx(by_hand(net, (1, 5, 2)).item(), rel=1e-12)
+    changed = samples_of_step(objective, 2)
+    assert changed is not samples
+    assert objective.value(changed) == pytest.approx(by_hand(net, (1, 5, 2)).item(), rel=1e-12)
 
 
 def test_two_sets_of_points_are_two_arguments() -> None:

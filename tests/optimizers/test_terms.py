@@ -80,6 +80,11 @@ def test_a_term_of_one_point_is_checked_once(monkeypatch: pytest.MonkeyPatch) ->
     assert len(checked) == 2
 
 
+def test_terms_may_have_one_point_each() -> None:
+    terms = {name: Term(lambda net, x: net(x), points(1, i)) for i, name in enumerate("abc")}
+    assert KSD(small_net(), terms).step().status is Status.MOVED
+
+
 def test_an_unknown_coefficient_is_found() -> None:
     """-c u'' = sin x on readings of u = sin x / 2, so c = 2."""
     torch.manual_seed(0)

@@ -27,6 +27,7 @@ from krylov_descent.objective.loss_scale import fitting_scale, has_squares
 from krylov_descent.objective.network import Forward, Network, Params
 from krylov_descent.objective.parameters import FlatParameters
 from krylov_descent.objective.term import LossOrTerms, Term
+from krylov_descent.objective.term_batches import TermBatch
 from krylov_descent.objective.terms import Terms
 from krylov_descent.runtime.engine import Engine
 from krylov_descent.runtime.ranks import ProcessGroup, Ranks
@@ -78,7 +79,8 @@ class Objective:
     of one micro-batch and two vectors of n numbers for each of gradient and squares.
 
     Under an initialised process group every rank passes its own part of the samples, which may be
-    empty, and gets the result over all samples. So all ranks must make the same calls.
+    empty, and gets the result over all samples. So all ranks must make the same calls. Terms are
+    the same on all ranks, and `terms.samples` are a rank's part of their samples.
     """
 
     def __init__(
@@ -200,10 +202,20 @@ class Objective:
             raise ValueError("`data` is empty: it must hold at least one sample")
         return torch.cat(found).cpu()
 
-    def losses_by_term(self, samples: InMemory) -> dict[str, Tensor]:
-        """The losses of the samples of each term: [m], float64, on the CPU, with their factors."""
+    def losses_by_term(self, whole: TermBatch) -> dict[str, Tensor]:
+        """The losses of this rank's share of the samples, with their factors.
+
+        Args:
+            whole: the samples of all ranks.
+
+        Returns:
+            [m], float64, on the CPU, for each term that the share has samples of.
+        """
+        # All ranks probe the same samples, so they find out the same of the model.
+        self.probe(whole)
         found: dict[str, list[Tensor]] = {}
-        for batch in self.micro_batches(samples):
+        for piece in whole.share(self.ranks.rank, self.ranks.size).split(self.micro_batch):
+            batch = piece.to(self.parameters.device)
             with self.value_mode():
                 losses = self.network.sample_losses(batch).detach().double().cpu()
             for name, part in batch.parts():

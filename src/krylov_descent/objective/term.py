@@ -117,6 +117,11 @@ class Term:
         self._weight = float(weight)
 
     @property
+    def rule(self) -> Any:
+        """The residual, or the loss of the model's outputs."""
+        return self._residual if self._loss is None else self._loss.module
+
+    @property
     def points(self) -> Any:
         """The current points, or the data."""
         return self._points

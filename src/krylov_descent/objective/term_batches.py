@@ -65,15 +65,26 @@ class TermBatch(Batch):
     def rows(self, start: int, stop: int) -> "TermBatch":
         """From each term the same part of its samples, about stop - start in all, as views.
 
-        Ranges that follow each other have every sample once.
+        Ranges that follow each other have every sample once. The first of them has samples of all
+        terms, so it is never empty.
         """
         stop = min(stop, self.size)
+
+        def place(index: int, part: Batch) -> int:
+            return -(-index * part.size // self.size)
+
         return self._joined(
             {
-                name: part.rows(start * part.size // self.size, stop * part.size // self.size)
+                name: part.rows(place(start, part), place(stop, part))
                 for name, part in self.terms.items()
             }
         )
+
+    def share(self, number: int, count: int) -> "TermBatch":
+        """One of `count` shares, about equal parts of each term; a share may lack small terms."""
+        if count == 1:
+            return self
+        return self.rows(self.size * number // count, self.size * (number + 1) // count)
 
     def every(self, count: int, first: int) -> "TermBatch":
         """A copy of every count-th sample, from the sample `first` on."""

@@ -1,9 +1,11 @@
 """An objective of several terms: f(θ) = Σ_t w_t · (mean of term t over its samples).
 
 `Terms` makes it a mean over all samples (see `term_batches`), so that steps need not know of terms.
-It draws points anew, and evaluates the terms one by one for the results of steps.
+It draws points anew, and evaluates the terms one by one for the results of steps. All ranks have
+the same terms with all their samples, and each computes a share (see `term_samples`).
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,18 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from krylov_descent.objective.batches import Batch, InMemory, Tree, tensors_in
-from krylov_descent.objective.subsets import SubsetSizes
+from krylov_descent.objective.batches import Batch, Tree, tensors_in
 from krylov_descent.objective.term import Term
-from krylov_descent.objective.term_batches import TermBatch, shares
-from krylov_descent.runtime.threads import one_thread
+from krylov_descent.objective.term_batches import TermBatch
+from krylov_descent.objective.term_samples import TermSamples
+from krylov_descent.runtime.descriptions import described, tensors_of
+from krylov_descent.runtime.ranks import Ranks
 
 # Points are drawn anew if a term is so many times as large on fresh ones.
 RUNAWAY = 2.0
-# The losses of the samples of each term [m], in float64 on the CPU.
-Losses = Callable[[InMemory], dict[str, Tensor]]
+# The losses of this rank's samples of each term [m], in float64 on the CPU.
+Losses = Callable[[TermBatch], dict[str, Tensor]]
 HELD_OUT = " (held out)"  # after the name of a term, of whose samples no step is made
 DRAWN = "points_drawn"  # entry of a parameter group: the step at which each term's were drawn
+OF_TERMS = "the term"  # begins the name of what ranks compare of terms
 # Keep the generators of steps and of terms apart.
 STEP_STRIDE, TERM_STRIDE = 0x9E3779B97F4A7C15, 0x632BE59BD9B4E019
 
@@ -49,8 +53,8 @@ class Terms(Mapping[str, Term]):
         given: the terms.
 
     Attributes:
-        samples: all points and data; None before `prepare`.
-        losses: the terms when `prepare` was called.
+        samples: all points and data; None before `evaluate`.
+        losses: the terms when `evaluate` was called.
 
     Raises:
         TypeError: something else than terms was given.
@@ -68,6 +72,7 @@ class Terms(Mapping[str, Term]):
                 )
         self._terms = dict(given)
         self._drawn: dict[str, int] = {}
+        self._fresh: dict[str, Any] = {}
         self.samples: TermSamples | None = None
         self._state: list[Any] = []  # of which the samples are made
         self.losses = TermLosses()
@@ -99,19 +104,18 @@ class Terms(Mapping[str, Term]):
 
     # Points that are drawn --------------------------------------------------------------------
 
-    def prepare(self, losses_of: Losses, like: Tensor, group: dict[str, Any]) -> None:
-        """Before a step: draw points, evaluate the terms, and assemble the samples.
+    def draw(self, like: Tensor, group: dict[str, Any]) -> None:
+        """Before a step: draw the points of terms that have a sampler, where it is time for it.
+
+        Each of these terms also gets fresh points to be evaluated on. Nothing is sent: all ranks
+        have the same seeds.
 
         Args:
-            losses_of: evaluates samples of these terms.
             like: one of the parameters.
             group: the parameter group with seed and number of steps. Its entry `DRAWN` is updated.
-
-        Cost: one forward pass over all samples, and one over those that are held out.
         """
         drawn: dict[str, int] = dict(group.get(DRAWN, {}))
         step = int(group["steps"])
-        fresh: dict[str, Any] = {}
         for name, term in self._terms.items():
             if term.sampler is None:
                 continue
@@ -121,19 +125,35 @@ class Terms(Mapping[str, Term]):
             if self._drawn.get(name) != last:
                 term.points = self._draw(like, group, name, last)
                 self._drawn[name] = last
-            fresh[name] = self._draw(like, group, name, step + 1)
-        losses = self._evaluate(losses_of, like, fresh)
-        for name, points in fresh.items():
+            self._fresh[name] = self._draw(like, group, name, step + 1)
+        if drawn:
+            group[DRAWN] = drawn
+
+    def evaluate(
+        self, losses_of: Losses, like: Tensor, group: dict[str, Any], ranks: Ranks
+    ) -> None:
+        """After `draw`: evaluate the terms, take fresh points where needed, assemble the samples.
+
+        Args:
+            losses_of: evaluates samples of these terms.
+            like: one of the parameters.
+            group: as for `draw`.
+            ranks: over which one number is summed for each term, and for each that is held out.
+
+        Cost: one forward pass over all samples, and one over those that are held out, divided among
+        the ranks.
+        """
+        losses, step = self._evaluate(losses_of, like, ranks), int(group["steps"])
+        for name, points in self._fresh.items():
             runs_away = losses.held_out[name] > RUNAWAY * losses.terms[name]
             if runs_away and self._terms[name].resample == "auto":
                 # Fresh points are drawn with the number of the next step, which draws others.
-                drawn[name] = self._drawn[name] = step + 1
+                self._drawn[name] = step + 1
+                group[DRAWN] = group[DRAWN] | {name: step + 1}
                 self._terms[name].points = points
                 losses.terms[name] = losses.held_out[name]
-        if drawn:
-            group[DRAWN] = drawn
         self.losses = losses
-        self._assemble(like)
+        self._assemble(like, ranks)
 
     def _draw(self, like: Tensor, group: dict[str, Any], name: str, step: int) -> Any:
         """Points of a term, the same for the same seed and step."""
@@ -151,27 +171,67 @@ class Terms(Mapping[str, Term]):
             raise type(problem)(f"term {name!r}, points that were drawn: {problem}") from problem
         return points
 
-    def _evaluate(self, losses_of: Losses, like: Tensor, fresh: dict[str, Any]) -> TermLosses:
+    def _evaluate(self, losses_of: Losses, like: Tensor, ranks: Ranks) -> TermLosses:
         """The terms, and those on fresh points or on what is held out."""
-        parts = {name: term.batch for name, term in self._terms.items()}
-        for name, term in self._terms.items():
-            other = term.batch_of(fresh[name]) if name in fresh else term.held_out
-            if other is not None:
-                parts[name + HELD_OUT] = other
-        for name, part in parts.items():
-            _check_dtype(name, part, like.dtype)
-        batch = TermBatch.of_terms(parts, dict.fromkeys(parts, 1.0), like.detach())
-        losses = losses_of(InMemory(batch))
-        means = {name: float(own.mean()) for name, own in losses.items()}
+        parts, losses = self._parts(), dict[str, Tensor]()
+        with ranks.own_work():
+            for name, part in parts.items():
+                _check_dtype(name, part, like.dtype)
+            ones = dict.fromkeys(parts, 1.0)
+            losses = losses_of(TermBatch.of_terms(parts, ones, like.detach()))
+        # A rank has no losses of a term that has fewer samples than there are ranks.
+        nothing = torch.empty(0, dtype=torch.float64)
+        own = [losses.get(name, nothing) for name in parts]
+        sums = ranks.sum_numbers(torch.tensor([float(o.sum()) for o in own], dtype=torch.float64))
+        means = {
+            name: total / part.size
+            for (name, part), total in zip(parts.items(), sums.tolist(), strict=True)
+        }
+        trouble = [
+            _trouble(name, torch.cat(ranks.gather_numbers(losses.get(name, nothing))))
+            for name in self._terms
+            if not math.isfinite(means[name])
+        ]
         return TermLosses(
             {name: means[name] for name in self._terms},
             {name: means[name + HELD_OUT] for name in self._terms if name + HELD_OUT in means},
-            "; ".join(filter(None, (_trouble(name, losses[name]) for name in self._terms))),
+            "; ".join(filter(None, trouble)),
         )
+
+    def _parts(self) -> dict[str, Batch]:
+        """The samples of each term, and those that are held out or fresh, on all ranks alike."""
+        parts = {name: term.batch for name, term in self._terms.items()}
+        for name, term in self._terms.items():
+            fresh = self._fresh.get(name)
+            other = term.held_out if fresh is None else term.batch_of(fresh)
+            if other is not None:
+                parts[name + HELD_OUT] = other
+        return parts
+
+    # What must be the same on all ranks -------------------------------------------------------
+
+    def description(self) -> dict[str, str]:
+        """The settings of the terms, as text by name."""
+        told = {f"{OF_TERMS}s": ", ".join(self._terms)}
+        for name, term in self._terms.items():
+            told |= described(f"{OF_TERMS} {name}'s rule", term.rule)
+            for key in ("weight", "resample", "subset_size"):
+                told[f"{OF_TERMS} {name}'s {key}"] = str(getattr(term, key))
+        return told
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Points and data, drawn and held out, and what rules have as attributes, by name."""
+        found = dict[str, Tensor]()
+        for name, term in self._terms.items():
+            found |= tensors_of(f"{OF_TERMS} {name}'s rule", term.rule)
+        for name, part in self._parts().items():
+            of_part = tensors_in((part.inputs, part.targets))
+            found |= {f"{OF_TERMS} {name}'s points[{i}]": t for i, t in enumerate(of_part)}
+        return found
 
     # Samples ----------------------------------------------------------------------------------
 
-    def _assemble(self, like: Tensor) -> None:
+    def _assemble(self, like: Tensor, ranks: Ranks) -> None:
         """Make the samples anew if weights, points, dtype or device have changed."""
         state: list[Any] = [like.dtype, like.device]
         for term in self._terms.values():
@@ -182,45 +242,7 @@ class Terms(Mapping[str, Term]):
         ):
             return
         parts = {name: term.batch.to(like.device) for name, term in self._terms.items()}
-        self.samples, self._state = TermSamples(self, parts, like), state
-
-
-class TermSamples(InMemory):
-    """Samples of several terms, from which subsets are drawn term by term.
-
-    Args:
-        terms: with weights and numbers of samples.
-        parts: the samples of each term.
-        like: a tensor with the dtype and the device of factors.
-    """
-
-    def __init__(self, terms: Mapping[str, Term], parts: dict[str, Batch], like: Tensor) -> None:
-        self._terms, self._parts, self._like = terms, parts, like.detach()
-        total = sum(part.size for part in parts.values())
-        factors = {name: terms[name].weight * total / part.size for name, part in parts.items()}
-        super().__init__(TermBatch.of_terms(parts, factors, self._like))
-
-    def draw(self, sizes: SubsetSizes, generator: torch.Generator) -> tuple[InMemory, InMemory]:
-        """B and C: disjoint where both fit into a term, else with the smallest overlap."""
-        own = {name: part.size for name, part in self._parts.items()}
-        given = {name: term.subset_size for name, term in self._terms.items()}
-        wanted_b, wanted_c = (shares(size, own, given) for size in sizes.of(len(self)))
-        if wanted_b == wanted_c == own:
-            return self, self
-        curvature, objective = dict[str, Batch](), dict[str, Batch]()
-        for name, part in self._parts.items():
-            with one_thread():
-                order = torch.randperm(part.size, generator=generator)
-            curvature[name] = part.select(order[: wanted_b[name]])
-            objective[name] = part.select(order[part.size - wanted_c[name] :])
-        return (
-            TermSamples(self._terms, curvature, self._like),
-            TermSamples(self._terms, objective, self._like),
-        )
-
-    def to(self, device: torch.device) -> "TermSamples":
-        """These samples; they are on the device of the parameters already."""
-        return self
+        self.samples, self._state = TermSamples(self, parts, like, ranks), state
 
 
 def _trouble(name: str, losses: Tensor) -> str:

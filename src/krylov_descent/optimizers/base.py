@@ -20,6 +20,7 @@ from krylov_descent.objective.contract_probe import buffers_kept
 from krylov_descent.objective.network import Forward
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.term import LossOrTerms
+from krylov_descent.objective.terms import OF_TERMS
 from krylov_descent.optimizers import bound_data, term_steps
 from krylov_descent.optimizers.bound_data import BoundData, has_gradients, is_closure
 from krylov_descent.optimizers.result import StepResult
@@ -40,6 +41,9 @@ Closure = Callable[[], Any]
 SEED_STRIDE = 0x9E3779B97F4A7C15
 # Keeps a rank's generator apart from those of neighbouring seeds on other ranks.
 RANK_STRIDE = 1_000_003
+
+# What to do where ranks differ, by the beginning of the name of what differs.
+ADVICE = {OF_TERMS: "give every rank the same terms with all their points; each computes its share"}
 
 
 class DataOptimizer(StateVectors):
@@ -215,7 +219,7 @@ class DataOptimizer(StateVectors):
                 "data as the first argument"
             )
         if self.objective.terms is not None:
-            return term_steps.begin(self, self.objective.terms, data, closure)
+            return term_steps.begin(self, data, closure)
         if self._bound.serves(data, closure):
             return bound_data.begin(self, data if closure is None else closure)
         if is_closure(data) or (data is None and closure is not None):
@@ -276,11 +280,6 @@ class DataOptimizer(StateVectors):
                 the same sets, which may be empty.
         """
         ranks = self.objective.ranks
-        if self.objective.terms is not None and any(data is not None for data in given.values()):
-            raise TypeError(
-                f"{' and '.join(f'`{name}`' for name in given)} cannot be given beside terms: a "
-                "term's `subset_size` says how many of its samples a step has"
-            )
         before = Snapshot(self, self._learners(), self._foreign())
         try:
             self.check_group()
@@ -289,6 +288,7 @@ class DataOptimizer(StateVectors):
                 self.objective.refresh(self.param_groups)
                 self.objective.engine = engine or self._engine()
                 self._let_state_follow()
+                term_steps.draw(self.objective, self.param_groups[0], given)
             number = self._check_alike(given) if ranks.together else 0
             network = self.objective.network
             with (
@@ -297,11 +297,11 @@ class DataOptimizer(StateVectors):
                 torch.enable_grad(),
                 network.algebra(),
                 buffers_kept(network.model),
-                self.objective.scaled(),
-                self.objective.engine.step(),
             ):
-                yield self.objective
-                ranks.settle()
+                term_steps.evaluate(self.objective, self.param_groups[0])
+                with self.objective.scaled(), self.objective.engine.step():
+                    yield self.objective
+                    ranks.settle()
         except BaseException:
             self._restore(before)
             raise
@@ -351,7 +351,8 @@ class DataOptimizer(StateVectors):
         settings, tensors = dict[str, str](), dict[str, Tensor]()
         with ranks.own_work():
             settings, tensors = self._description(given), self._tensors()
-        step, numbers = check_alike(ranks, settings, tensors, [float(group[key]) for key in keys])
+        learnt = [float(group[key]) for key in keys]
+        step, numbers = check_alike(ranks, settings, tensors, learnt, ADVICE)
         for key, number in zip(keys, numbers, strict=True):
             group[key] = type(group[key])(number)
         return step
@@ -405,10 +406,12 @@ class DataOptimizer(StateVectors):
                     told[f"`{key}` of parameter group {index}"] = value
         told |= described_modules(network.eager)
         told["the order of what is trained"] = ", ".join(network.names)
+        if self.objective.terms is not None:
+            told |= self.objective.terms.description()
         return {name: str(value) for name, value in told.items()}
 
     def _tensors(self) -> dict[str, Tensor]:
-        """All tensors on which the loss depends, except the data, by name."""
+        """All tensors on which the loss depends, by name; of data those of terms alone."""
         network = self.objective.network
         trained = set(network.names)
         found: dict[str, Tensor] = {
@@ -416,6 +419,8 @@ class DataOptimizer(StateVectors):
             for name, p in network.eager.named_parameters()
         }
         found |= {f"the buffer {name}": b for name, b in network.eager.named_buffers()}
+        if self.objective.terms is not None:
+            found |= self.objective.terms.tensors()
         return found | tensors_of("the loss", network.loss.module)
 
     @contextmanager

@@ -133,9 +133,8 @@ class FirstOrder(DataOptimizer):
         """
         if not self._wants_to_step(data, closure):
             return None
-        samples = self._samples(data)
         with self._gradients_kept():
-            return self._make_step(lambda _: self._epoch(samples))
+            return self._make_step(lambda _: self._epoch(self._samples(data)))
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimiser's state; the adapter's own state is in the parameter groups."""

@@ -23,6 +23,7 @@ from krylov_descent.objective.loss_scale import length
 from krylov_descent.objective.network import Forward
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.term import LossOrTerms
+from krylov_descent.objective.term_samples import TermSamples
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
@@ -80,7 +81,8 @@ class HessianFree(DataOptimizer):
             one-dimensional DeviceMesh; all processes by default.
 
     Under an initialised process group (`torchrun`) each rank passes its own part of the data to
-    `step` and gets the result that one process would get on all of the data.
+    `step` and gets the result that one process would get on all of the data. Terms must be the same
+    on every rank, with all their points; each rank computes its share.
 
     The quadratic has the gradient of all the data and the curvature of the chunk. The ratio ρ
     divides the change of the objective on all the data by the change of the quadratic.
@@ -178,10 +180,9 @@ class HessianFree(DataOptimizer):
         """
         if not self._begins(data, closure):
             return None
-        samples = self._repeatable(data)
 
         def iterate(objective: Objective) -> StepResult:
-            step = _Step(self, objective, samples)
+            step = _Step(self, objective, self._repeatable(data))
             result = step.run(curvature_data)
             self.param_groups[0]["chunk_position"] = step.next_position
             return result
@@ -283,7 +284,9 @@ class _Step:
         position = self.next_position % self.total
         self.next_position = (position + length) % self.total
         seed = int(self.optimizer.param_groups[0]["seed"])
-        shard = self.ranks.shard(self.own_samples())
+        shard = None
+        if not isinstance(self.data, TermSamples):  # all ranks have all samples of the terms
+            shard = self.ranks.shard(self.own_samples())
         found: Samples = Nothing()
         with self.ranks.own_work():
             found = cycled_chunk(self.data, self.total, length, position, seed, shard)

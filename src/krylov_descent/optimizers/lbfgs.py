@@ -103,9 +103,8 @@ class LBFGS(DataOptimizer):
         """
         if not self._wants_to_step(data, closure):
             return None
-        samples = self._repeatable(data)
         with self._gradients_kept():
-            return self._make_step(lambda _: self._search(samples))
+            return self._make_step(lambda _: self._search(self._repeatable(data)))
 
     def _create_state(self) -> None:
         """Nothing: torch's L-BFGS creates its state in its first step."""

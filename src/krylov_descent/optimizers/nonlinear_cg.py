@@ -63,7 +63,8 @@ class NonlinearCG(DataOptimizer):
             one-dimensional DeviceMesh; all processes by default.
 
     Under an initialised process group (`torchrun`) each rank passes its own part of the data to
-    `step` and gets the result that one process would get on all of the data.
+    `step` and gets the result that one process would get on all of the data. Terms must be the same
+    on every rank, with all their points; each rank computes its share.
 
     Cost of a step: a gradient over the data for each trial of a line search, one for the start, and
     four forward passes that measure the noise of the values. Memory beyond the model, the data and
@@ -145,8 +146,9 @@ class NonlinearCG(DataOptimizer):
         """
         if not self._begins(data, closure):
             return None
-        samples = self._repeatable(data)
-        return self._make_step(lambda objective: _Step(self, objective, samples).run())
+        return self._make_step(
+            lambda objective: _Step(self, objective, self._repeatable(data)).run()
+        )
 
     def _options(self) -> dict[str, Any]:
         return {

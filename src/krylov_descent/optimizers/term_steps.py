@@ -21,37 +21,58 @@ class Optimizer(Protocol):
     def _create_state(self) -> None: ...
 
 
-def begin(optimizer: Optimizer, terms: Terms, data: Any, closure: Any) -> bool:
-    """Check the arguments of `step`, draw points and evaluate the terms.
+def begin(optimizer: Optimizer, data: Any, closure: Any) -> bool:
+    """Check the arguments of `step`, and call the closure.
 
     Returns:
         Whether to make a step; False for a checkpoint tool, for which the state is created.
 
     Raises:
         TypeError: data were given.
-        RuntimeError: there are several ranks.
     """
-    objective, groups = optimizer.objective, optimizer.param_groups
     if callable(data) and closure is None:  # torch.optim's step(closure)
         data, closure = None, data
     if data is not None:
         raise TypeError(
             "the terms have their own points and data: call optimizer.step() without any"
         )
-    if objective.ranks.size > 1:
-        raise RuntimeError(
-            f"terms are trained in one process, and there are {objective.ranks.size}: give (model, "
-            "loss) and the data of each rank instead"
-        )
-    if is_of_checkpoint_tool(groups):
+    if is_of_checkpoint_tool(optimizer.param_groups):
         optimizer._create_state()
         return False
-    with torch.enable_grad(), buffers_kept(objective.network.model):
-        if closure is not None:
+    if closure is not None:
+        with torch.enable_grad(), buffers_kept(optimizer.objective.network.model):
             closure()
-        objective.refresh(groups)
-        terms.prepare(objective.losses_by_term, objective.parameters.tensors[0], groups[0])
     return True
+
+
+def draw(objective: Objective, group: dict[str, Any], given: dict[str, Any]) -> None:
+    """Draw the points of terms, if there are terms. Nothing is sent.
+
+    Args:
+        objective: f.
+        group: the first parameter group.
+        given: sets of samples by argument name, None if left out.
+
+    Raises:
+        TypeError: sets were given beside terms.
+    """
+    if objective.terms is None:
+        return
+    if any(data is not None for data in given.values()):
+        raise TypeError(
+            f"{' and '.join(f'`{name}`' for name in given)} cannot be given beside terms: a "
+            "term's `subset_size` says how many of its samples a step has"
+        )
+    with buffers_kept(objective.network.model):
+        objective.terms.draw(objective.parameters.tensors[0], group)
+
+
+def evaluate(objective: Objective, group: dict[str, Any]) -> None:
+    """Evaluate the terms before a step, if there are terms, on all ranks together."""
+    if objective.terms is not None:
+        objective.ranks.enter("terms")
+        like = objective.parameters.tensors[0]
+        objective.terms.evaluate(objective.losses_by_term, like, group, objective.ranks)
 
 
 def reported(result: StepResult, terms: Terms | None) -> StepResult:

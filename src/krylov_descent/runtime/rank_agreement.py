@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,10 +15,18 @@ SHOWN = 5  # the most differences that an error message names
 MOST_NUMBERS = 10  # the most numbers that the other ranks take from rank 0
 READY, FAILED, WITHOUT_DATA = range(3)
 NOTHING = [0] * (2 + MOST_NUMBERS)
+START_ALIKE = (
+    "start from the same seed or checkpoint on every rank, or broadcast parameters and buffers of "
+    f"rank {FIRST}"
+)
 
 
 def check_alike(
-    ranks: Ranks, settings: dict[str, str], tensors: dict[str, Tensor], numbers: Sequence[float]
+    ranks: Ranks,
+    settings: dict[str, str],
+    tensors: dict[str, Tensor],
+    numbers: Sequence[float],
+    advice: Mapping[str, str],
 ) -> tuple[int, list[float]]:
     """Raise on all ranks if any rank differs from rank 0 in settings or tensors.
 
@@ -27,6 +35,7 @@ def check_alike(
         settings: text by name; must be equal on all ranks.
         tensors: by name; must be equal on all ranks, bit for bit.
         numbers: at most ten, the same count on all ranks. All ranks go on with rank 0's numbers.
+        advice: what to do about a difference, by the beginning of the name of what differs.
 
     Returns:
         A random number that identifies the step, and rank 0's numbers; both are equal on all ranks.
@@ -48,9 +57,11 @@ def check_alike(
             ranks.end_together()
     first = rows[FIRST]
     if any(row[2] != first[2] for row in rows):
+        shown = _differences(ranks.gather_objects(settings))[:SHOWN]
+        told = _advice(shown, advice, "")
         raise ValueError(
             "all ranks must have the same model, dtype and options, but "
-            f"{'; '.join(_differences(ranks.gather_objects(settings))[:SHOWN])}"
+            f"{'; '.join(shown)}{told and f': {told}'}"
         )
     if any(row[3] != first[3] for row in rows):
         everyone = ranks.gather_objects(sums)
@@ -59,12 +70,11 @@ def check_alike(
             for rank, found in enumerate(everyone)
             for name, checksum in found.items()
             if checksum != everyone[FIRST][name]
-        ]
+        ][:SHOWN]
         raise ValueError(
-            f"all ranks must hold the same numbers, but {' and '.join(odd[:SHOWN])} "
-            f"{'is' if len(odd) == 1 else 'are'} not as on rank {FIRST}: start from the same seed "
-            "or checkpoint on every rank, or broadcast parameters and buffers of rank "
-            f"{FIRST}"
+            f"all ranks must hold the same numbers, but {' and '.join(odd)} "
+            f"{'is' if len(odd) == 1 else 'are'} not as on rank {FIRST}: "
+            f"{_advice(odd, advice, START_ALIKE)}"
         )
     _, number, _, _, *bits = first
     return number, [_number(one) for one in bits[: len(numbers)]]
@@ -101,6 +111,15 @@ def _differences(everyone: list[dict[str, str]]) -> list[str]:
         for name in dict.fromkeys([*expected, *found])
         if expected.get(name) != found.get(name)
     ]
+
+
+def _advice(differences: Iterable[str], advice: Mapping[str, str], usual: str) -> str:
+    """What to do about differences, which begin with the name of what differs."""
+    found = [
+        next((told for start, told in advice.items() if one.startswith(start)), usual)
+        for one in differences
+    ]
+    return "; ".join(filter(None, dict.fromkeys(found)))
 
 
 def _digest(told: dict[str, Any]) -> int:

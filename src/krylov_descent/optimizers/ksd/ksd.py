@@ -74,8 +74,10 @@ class KSD(KSDState):
 
     Under an initialised process group (`torchrun`) each rank passes its own part of the data to
     `step`, of any size. B and C are drawn from the data of all ranks, and each rank gets the result
-    that one process would get on all of the data (with Kronecker factors an equally good one).
-    Every rank must call `step`, with the same model and options.
+    that one process would get on all of the data (with Kronecker factors, or a diagonal estimated
+    by random signs, an equally good one). Terms must be the same on every rank, with all their
+    points; each rank computes its share. Every rank must call `step`, with the same model and
+    options.
 
     The page "Cost and memory" lists the cost and the memory of a step: about K + 8 vectors like the
     parameters.

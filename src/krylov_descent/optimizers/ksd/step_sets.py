@@ -7,7 +7,7 @@ import torch
 
 from krylov_descent.objective.batches import InMemory, Nothing, Samples
 from krylov_descent.objective.subsets import LEAST_FIXED, Reservoir, SubsetSizes, draw
-from krylov_descent.objective.terms import TermSamples
+from krylov_descent.objective.term_samples import TermSamples
 from krylov_descent.optimizers.ksd import escalation, subset_growth
 from krylov_descent.optimizers.ksd.ksd_state import KSDState
 from krylov_descent.runtime.ranks import Ranks, Shard
@@ -47,7 +47,8 @@ class StepSets:
         optimizer, group = self._optimizer, self._optimizer.param_groups[0]
         subset_growth.begin(group)  # a state of a run with fixed sets lacks the entries
         samples = optimizer._samples(self._data)
-        fingerprint = optimizer._last_data.fingerprint(samples, self._ranks)
+        told = samples.told_once if isinstance(samples, TermSamples) else samples
+        fingerprint = optimizer._last_data.fingerprint(told, self._ranks)
         same = subset_growth.same_data(group, fingerprint)
         if isinstance(samples, TermSamples) and not same:
             # Other points or weights of the same terms: sets keep their sizes.
