@@ -99,8 +99,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Residual]] = {
 def product_at(net: nn.Module, terms: dict[str, Term], **settings: Any) -> CurvatureProduct:
     objective = Objective(net, terms, **settings)
     assert isinstance(objective.terms, Terms)
-    group = {"seed": 0, "steps": 0}
-    objective.terms.prepare(objective.losses_by_term, objective.parameters.tensors[0], group)
+    like, group = objective.parameters.tensors[0], {"seed": 0, "steps": 0}
+    objective.terms.evaluate(objective.losses_by_term, like, group, objective.ranks)
     return Curvature().at(objective, objective.terms.samples)
 
 

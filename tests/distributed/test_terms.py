@@ -26,9 +26,14 @@ def group(request: pytest.FixtureRequest) -> Group:
     return found
 
 
-def assert_same(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+# HF goes back along the iterates of CG for as long as the loss falls. The last two are nearly equal.
+BY_ROUNDING = ("evaluations", "passes")
+
+
+def assert_same(found: list[dict[str, Any]], expected: dict[str, Any], method: str) -> None:
     """Equal to rounding with one process, and to the last bit between ranks."""
     assert all(expected["moved"])
+    left_out = BY_ROUNDING if method == "hf" else ()
     for one in found:
         for name in ("parameters", "state"):
             assert torch.equal(one[name], found[0][name])
@@ -36,7 +41,8 @@ def assert_same(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
         for name in ("results", "terms", "held out"):
             assert one[name] == found[0][name]
             for ours, theirs in zip(one[name], expected[name], strict=True):
-                assert ours == pytest.approx(theirs, rel=1e-8)
+                kept = {key: number for key, number in theirs.items() if key not in left_out}
+                assert {key: ours[key] for key in kept} == pytest.approx(kept, rel=1e-8)
         for name in ("points", "drawn"):
             assert one[name] == expected[name]
 
@@ -45,7 +51,7 @@ def assert_same(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
 def test_steps_are_those_of_one_process(case: str, group: Group) -> None:
     name, options = CASES[case]
     expected = term_work.steps(name, options, "many", STEPS)
-    assert_same(group.run(term_work.steps, name, options, "many", STEPS), expected)
+    assert_same(group.run(term_work.steps, name, options, "many", STEPS), expected, name)
     # Points were drawn anew, on a schedule and because fresh ones were worse.
     assert expected["drawn"]["equation"] == 2
     assert len({tuple(row) for row in expected["points"]}) == (2 if name == "hf" else 3)
@@ -71,7 +77,7 @@ def test_a_rank_may_have_no_samples_of_any_term(name: str, trio: Group) -> None:
     }
     options = everything[name]
     expected = term_work.steps(name, options, "two", 2)
-    assert_same(trio.run(term_work.steps, name, options, "two", 2), expected)
+    assert_same(trio.run(term_work.steps, name, options, "two", 2), expected, name)
 
 
 def test_the_work_is_divided(group: Group) -> None:
