@@ -4,7 +4,9 @@ import copy
 import math
 import multiprocessing
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,13 +62,13 @@ def measure(section: str, setting: Setting) -> Section:
     method.require()
     choice = choice_of(cell, setting.folder)
     problem = _problem(cell.race, device)
-    torch.set_num_threads(physical_cores())
     first = _in_a_fresh_process(cell, device) if needs_fresh_process(cell) else None
-    _warm_up(cell.method, cell.race, device)
     to_beat = math.inf if cell.stage == "seed" else time_to_beat(cell, setting.folder)
     others = other_runs(cell, device_name(device), setting.folder)
     for _ in range(ATTEMPTS):
-        found = run(cell, race, problem, choice, to_beat=to_beat)
+        with _even_terms():
+            _warm_up(cell.method, cell.race, device)
+            found = run(cell, race, problem, choice, to_beat=to_beat)
         if not is_disturbed(found, others):
             return {**found, "first_steps_seconds": first}
         print(f"refused: {share(found, others):.0%} of the passes of other runs in the same time")
@@ -74,6 +76,21 @@ def measure(section: str, setting: Setting) -> Section:
         f"{section} made less than {LEAST:.0%} of the passes that other runs of the method made in "
         f"the same time, {ATTEMPTS} times; is something else running?"
     )
+
+
+@contextmanager
+def _even_terms() -> Iterator[None]:
+    """One thread for each core, which stays so for the record, and no denormal numbers.
+
+    Networks whose units are dead have gradients of denormal numbers. Processors take many times
+    as long for them, so a rate that is too high would look like a run that was disturbed.
+    """
+    torch.set_num_threads(physical_cores())
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def is_stale(section: str, setting: Setting) -> bool:
@@ -222,7 +239,12 @@ def _in_a_fresh_process(cell: Cell, device: torch.device) -> float:
     """Seconds of the first steps where nothing has run before."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_warm_up, cell.method, cell.race, device).result()
+        return pool.submit(_first_steps, cell.method, cell.race, device).result()
+
+
+def _first_steps(method: str, race: str, device: torch.device) -> float:
+    with _even_terms():
+        return _warm_up(method, race, device)
 
 
 @cache
@@ -232,7 +254,6 @@ def _warm_up(method: str, race: str, device: torch.device) -> float:
     Returns:
         The seconds that it took.
     """
-    torch.set_num_threads(physical_cores())  # also in a process of its own
     chosen, problem = RACES[device.type][race], _problem(race, device)
     model = copy.deepcopy(problem.make_model(0, None, device))
     rates = METHODS[method].rates

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.environment import UnavailableError, describe, device_name, version_of
+from benchmarks.environment import (
+    UnavailableError,
+    describe,
+    device_name,
+    physical_cores,
+    version_of,
+)
 from benchmarks.parts import Section, Sections, Setting
 from benchmarks.records import write
 from benchmarks.target import cells, choices, disturbance, figures, measuring, methods, tables
@@ -258,6 +264,18 @@ def measured(folder: Path, section: str) -> Section:
     found = measuring.measure(section, Setting(device=CPU, repeats=1, folder=folder))
     write(folder / f"{section}.json", found)
     return found
+
+
+def test_runs_have_no_denormal_numbers_and_a_thread_for_each_core() -> None:
+    before, tiny = torch.get_num_threads(), torch.full((4,), 1e-40)
+    try:
+        with measuring._even_terms():
+            assert torch.get_num_threads() == physical_cores()
+            flushed = torch.set_flush_denormal(True)  # says whether the processor can
+            assert not flushed or not (tiny * 0.5).any()
+        assert (tiny * 0.5).any()
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_disturbed_run_is_repeated_once(
