@@ -73,12 +73,16 @@ def _rules(sections: Sections) -> str:
 
 
 def _grids(sections: Sections, methods: dict[str, Method]) -> str:
-    """The learning rates of each method that has one and was run."""
-    run = {name.split(".")[1] for name in sections}
+    """The learning rates that were tried first, by method."""
+    found: dict[str, set[float]] = {}
+    for name, run in sections.items():
+        _, method, ending = name.split(".", 2)
+        if ending.startswith("rate-") and method in methods:
+            found.setdefault(method, set()).add(run["rate"])
     return "; ".join(
-        f"{method.title}: {', '.join(f'{rate:g}' for rate in method.rates)}"
-        for name, method in methods.items()
-        if method.own_rate and name in run
+        f"{methods[method].title}: {', '.join(f'{rate:g}' for rate in sorted(found[method]))}"
+        for method in methods
+        if method in found
     )
 
 

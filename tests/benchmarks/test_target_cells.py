@@ -26,7 +26,7 @@ def test_the_runs_of_the_goals_come_first() -> None:
     names = list(cells.cells_of("cuda"))
     assert names[:3] == [f"curves.ksd.seed-{seed}" for seed in (0, 1, 2)]
     assert names[6:12] == [
-        *(f"curves.adam.rate-{rate}" for rate in (0.002, 0.004, 0.008, 0.016)),
+        *(f"curves.adam.rate-{rate}" for rate in ADAM.rates),
         "curves.adam.decay-1.0",
         "curves.adam.decay-0.25",
     ]
@@ -109,7 +109,7 @@ def test_decays_are_tried_with_the_best_rate_and_seeds_have_the_best_of_all(
     assert choices.choice_of(first[2], tmp_path) == choices.Choice(ADAM.rates[2], 0.5)
     write_tries(tmp_path, first[:3], [tried(ADAM.rates[i], 3.0 - i) for i in range(3)])
     for waiting in (second[0], whole):
-        with pytest.raises(UnavailableError, match=r"curves.adam.rate-0.016 is missing"):
+        with pytest.raises(UnavailableError, match=r"curves.adam.rate-0.03 is missing"):
             choices.choice_of(waiting, tmp_path)
     write_tries(tmp_path, first[3:], [tried(ADAM.rates[3], None)])
     assert choices.choice_of(second[0], tmp_path) == choices.Choice(ADAM.rates[2], 1.0)
@@ -319,7 +319,7 @@ def test_a_run_with_a_setting_that_is_not_the_best_is_made_again(tmp_path: Path)
     write(tmp_path / "curves.adam.seed-0.json", {**run, "rate": 0.004, "decay": 0.5})
     assert not measuring.is_stale("curves.adam.seed-0", setting)
     tries = [*cells.first_tries("curves", "adam"), *cells.second_tries("curves", "adam")]
-    rates = (*ADAM.rates, 0.004, 0.004)
+    rates = (*ADAM.rates, 0.002, 0.002)
     decays = (0.5, 0.5, 0.5, 0.5, 1.0, 0.25)
     runs = [run | tried(r, r, decay=d) for r, d in zip(rates, decays, strict=True)]
     for one in runs:
@@ -372,7 +372,13 @@ def test_old_records_have_no_columns_of_what_they_do_not_know(sections: Sections
     assert "| decay |" not in text
     assert tables.FIRST_STEPS not in text
     assert "quarter of the time, with one seed" in text
-    assert "SOAP: " not in text  # was not run
+    assert "Rates: ." in text
+
+
+def test_the_caption_has_the_rates_that_were_tried(sections: Sections) -> None:
+    for rate in (0.01, 0.003):
+        sections[f"curves.adam.rate-{rate}"] = {**run_of("adam", 0, 1.5, None), "rate": rate}
+    assert "Rates: Adam: 0.003, 0.01. " in tables.target_table(sections, CPU)
 
 
 def test_the_table_has_the_decay_the_passes_and_the_first_steps(sections: Sections) -> None:
