@@ -58,9 +58,14 @@ def run(
     """
     device, started = setting.device, time.monotonic()
     left, failed = [], []
-    for section in wanted(part.sections(device), only):
+    chosen = wanted(part.sections(device), only)
+    to_do = [section for section in chosen if not _is_done(section, part, setting)]
+    if expected := sum(part.seconds(section, device) for section in to_do):
+        print(f"{name}: {len(to_do)} sections to measure, about {expected / 60:.0f} min at most")
+    for section in chosen:
         path = setting.folder / f"{section}.json"
-        if part.kept and path.exists():
+        # Asked again: what was measured meanwhile may speak against a section that is there.
+        if _is_done(section, part, setting):
             continue
         passed = time.monotonic() - started
         if passed + part.seconds(section, device) > seconds:
@@ -83,6 +88,11 @@ def run(
     print(f"\n{part.tables[''](found, device) if found else NOT_MEASURED}\n")
     print(f"{name}: results are in {setting.folder}", flush=True)
     return failed
+
+
+def _is_done(section: str, part: Part, setting: Setting) -> bool:
+    is_there = part.kept and (setting.folder / f"{section}.json").exists()
+    return is_there and not part.stale(section, setting)
 
 
 def wanted(sections: list[str], only: Sequence[str]) -> list[str]:

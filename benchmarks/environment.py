@@ -37,12 +37,34 @@ def describe(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "versions": {name: version for name in PACKAGES if (version := version_of(name))},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "device": device_name(device),
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
     }
+
+
+def device_name(device: torch.device) -> str:
+    """Of the GPU or of the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+def physical_cores() -> int:
+    """The cores that this process may use; two threads of one core count once."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    allowed = os.sched_getaffinity(0)
+    places = (Path(f"/sys/devices/system/cpu/cpu{cpu}/topology") for cpu in allowed)
+    try:
+        return len(
+            {
+                ((place / "physical_package_id").read_text(), (place / "core_id").read_text())
+                for place in places
+            }
+        )
+    except OSError:  # no such files in some containers
+        return len(allowed)
 
 
 def sentence(environment: dict[str, Any], *others: dict[str, Any]) -> str:

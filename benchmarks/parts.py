@@ -37,6 +37,12 @@ def no_time(section: str, device: torch.device) -> float:
     return 0.0
 
 
+def never(section: str, setting: Setting) -> bool:
+    """The default of `Part.stale`: a section that is there counts."""
+    del section, setting
+    return False
+
+
 @dataclass(frozen=True)
 class Figure:
     """A picture on the page: what it shows, how it is drawn, and whether there is enough for it."""
@@ -56,6 +62,7 @@ class Part:
         tables: by view; "" is the part's own. Given the sections that were measured.
         figures: by the file's stem; pages show them as the view "figures".
         kept: whether a section that is there already is not measured again.
+        stale: whether it is measured again all the same, because others now speak against it.
         seconds: about how long a section takes, where that is known.
     """
 
@@ -64,6 +71,7 @@ class Part:
     tables: Mapping[str, View]
     figures: Mapping[str, Figure] = field(default_factory=dict)
     kept: bool = False
+    stale: Callable[[str, Setting], bool] = never
     seconds: Callable[[str, torch.device], float] = no_time
 
 

@@ -83,6 +83,7 @@ def stepper(
         batch_size=problem.batch_size or len(task.inputs),
         rate=rate,
         seconds=seconds,
+        decay=seconds,
         seed=seed,
         recorded=recorded,
     )

@@ -1,27 +1,27 @@
 """Which runs there are, in the order in which they are made."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from benchmarks.environment import UnavailableError
-from benchmarks.parts import Section
-from benchmarks.records import read
-from benchmarks.target.methods import METHODS, Method, methods_of
+from benchmarks.target.methods import METHODS, methods_of
 from krylov_descent.laboratory.reproduce import CURVES_CODE_6
 
 SEEDS = (0, 1, 2)
-TUNING_PART = 0.25  # of the budget
+TUNING_SEED = 100  # is none of those that count
+# Parts of the budget over which a learning rate falls to 0. Rates are tried with the middle one.
+MIDDLE, OTHER_DECAYS = 0.5, (1.0, 0.25)
+# Of a method whose rate does not fall: more rates instead, as parts of the best one.
+NEAR = (0.7, 1.4)
 KEYS = ("seconds", "passes", "train", "test")  # of a point on a learning curve
-# Beyond the seconds of training: errors are measured, the method is warmed up.
-OVERHEAD, OVERHEAD_SECONDS = 1.4, 3.0
+# Beyond the seconds of training: errors are measured, the method is warmed up, once in a process
+# of its own.
+OVERHEAD, OVERHEAD_SECONDS, FRESH_PROCESS_SECONDS = 1.3, 2.0, 10.0
 
-Stage = Literal["rate", "seed"]
+Stage = Literal["rate", "decay", "near", "seed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Race:
         row: of Table 2, whose settings KSD has; None for its defaults.
         train: the training error to reach.
         test: the test error to reach.
-        seconds: of training; learning rates fall to 0 over them.
+        seconds: of training.
         batch_size: of the first-order methods.
     """
 
@@ -120,84 +120,78 @@ FIRST_METHODS = ("ksd", "adam", "ksd-diagonal", "ksd-float32", "adam-tf32", "hf-
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One run: a short one for a learning rate, or a full one."""
+    """One run: a try of a setting, or one that counts.
+
+    Attributes:
+        race: by name.
+        method: by name.
+        stage: what it is for.
+        value: the rate, the decay, or the part of the best rate that is tried; else 0.
+        seed: of the starting weights and of the order of the samples.
+    """
 
     race: str
     method: str
     stage: Stage
-    rate: float | None = None
-    seed: int = 0
+    value: float = 0.0
+    seed: int = TUNING_SEED
 
     @property
     def name(self) -> str:
         """Also that of its file."""
-        ending = f"rate-{self.rate}" if self.stage == "rate" else f"seed-{self.seed}"
-        return f"{self.race}.{self.method}.{ending}"
+        ending = self.seed if self.stage == "seed" else self.value
+        return f"{self.race}.{self.method}.{self.stage}-{ending}"
 
-    def seconds(self, race: Race) -> float:
-        """Of training, at most."""
-        return race.seconds * (TUNING_PART if self.stage == "rate" else 1.0)
+    @property
+    def part(self) -> float:
+        """Of the budget that the run takes, at most."""
+        return {"rate": MIDDLE, "decay": self.value, "near": MIDDLE, "seed": 1.0}[self.stage]
 
 
 @lru_cache
 def cells_of(device: str) -> dict[str, Cell]:
     """All cells of a device by name, those that the goals are about first."""
-    races = RACES[device]
+    races, methods = RACES[device], methods_of(device)
     first = [race for race in FIRST_RACES if race in races]
-    ordered: list[Cell] = []
-    methods = methods_of(device)
-    for method in FIRST_METHODS:
-        for race in first if method in methods else []:
-            ordered += _runs(race, method)
-    for race in races:
-        for method in (name for name, described in methods.items() if described.kind is None):
-            ordered += _runs(race, method)
-    return {cell.name: cell for cell in ordered}
+    forms = [name for name, method in methods.items() if method.kind is not None]
+    pairs = [
+        *((race, method) for method in FIRST_METHODS if method in methods for race in first),
+        *((race, method) for race in races for method in methods if method not in forms),
+        *((race, method) for race in first for method in forms),
+    ]
+    return {cell.name: cell for race, method in pairs for cell in _runs(race, method)}
+
+
+def first_tries(race: str, method: str) -> list[Cell]:
+    """The runs that try its learning rates."""
+    return [
+        Cell(race=race, method=method, stage="rate", value=rate) for rate in METHODS[method].rates
+    ]
+
+
+def second_tries(race: str, method: str) -> list[Cell]:
+    """The runs that try something else with the best of these rates."""
+    stage: Stage = "decay" if METHODS[method].decays else "near"
+    values = OTHER_DECAYS if METHODS[method].decays else NEAR
+    return [Cell(race=race, method=method, stage=stage, value=value) for value in values]
 
 
 def _runs(race: str, method: str) -> Iterator[Cell]:
-    for rate in METHODS[method].rates if METHODS[method].own_rate else ():
-        yield Cell(race=race, method=method, stage="rate", rate=rate)
+    if METHODS[method].own_rate:
+        yield from first_tries(race, method)
+        yield from second_tries(race, method)
     for seed in SEEDS:
         yield Cell(race=race, method=method, stage="seed", seed=seed)
 
 
+def needs_fresh_process(cell: Cell) -> bool:
+    """Whether the first steps are timed in a process of their own: once a race and method."""
+    return cell.stage == "seed" and cell.seed == SEEDS[0]
+
+
 def expected_seconds(name: str, device: torch.device) -> float:
-    """About how long a cell takes, all told."""
+    """How long a cell takes at most, about and all told."""
     cell = cells_of(device.type)[name]
-    return OVERHEAD * cell.seconds(RACES[device.type][cell.race]) + OVERHEAD_SECONDS
-
-
-def rate_of(cell: Cell, method: Method, folder: Path) -> float | None:
-    """The learning rate to run a cell with: its own, or the best of the short runs.
-
-    Raises:
-        UnavailableError: some of the short runs are not there yet.
-    """
-    if cell.rate is not None or not method.rates:
-        return cell.rate
-    kind, found = method.kind or cell.method, dict[float, Section]()
-    for rate in method.rates:
-        short = Cell(race=cell.race, method=kind, stage="rate", rate=rate)
-        path = folder / f"{short.name}.json"
-        if not path.exists():
-            raise UnavailableError(f"its learning rate is not tuned yet: {short.name} is missing")
-        found[rate] = read(path)
-    return best_rate(found)
-
-
-def best_rate(runs: dict[float, Section]) -> float:
-    """The rate that ended with the lowest training error; of equal ones the fastest to the target.
-
-    Raises:
-        UnavailableError: all of them ended in NaN.
-    """
-    finite = {rate: run for rate, run in runs.items() if run["last"]["train"] is not None}
-    if not finite:
-        raise UnavailableError("every learning rate of the grid ended in NaN")
-
-    def error_and_time(rate: float) -> tuple[float, float]:
-        seconds = finite[rate]["reached"]["train"]
-        return finite[rate]["last"]["train"], math.inf if seconds is None else seconds
-
-    return min(finite, key=error_and_time)
+    fresh = FRESH_PROCESS_SECONDS if needs_fresh_process(cell) else 0.0
+    seconds = cell.part * RACES[device.type][cell.race].seconds
+    return OVERHEAD * seconds + OVERHEAD_SECONDS + fresh

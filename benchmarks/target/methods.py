@@ -7,10 +7,16 @@ from benchmarks.environment import UnavailableError, version_of
 from krylov_descent import KroneckerFactors
 from krylov_descent.laboratory.reproduce import BEST, DIAGONAL, exhibit
 
-ADAPTIVE_RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
-SOAP_RATES = (4e-3, 8e-3, 1.6e-2, 3.2e-2)
+# Wide enough that the best is seldom at an end, on full problems and small ones.
+ADAPTIVE_RATES = (2e-3, 5e-3, 1.2e-2, 3e-2)
+SOAP_RATES = (4e-3, 1e-2, 2.5e-2, 6e-2)
 # Its updates are matrices of equal singular values, whatever the gradient's size.
 MUON_RATES = (5e-3, 1e-2, 2e-2, 4e-2)
+# Its authors: larger than with a schedule, by up to ten times.
+SCHEDULE_FREE_RATES = (8e-3, 1.6e-2, 3.2e-2, 6.4e-2)
+KRON_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+# Its steps are as long as RMSProp's.
+SHAMPOO_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 # The loss of an autoencoder is a sum over 784 pixels.
 SGD_RATES = (1e-3, 4e-3, 1.6e-2, 6.4e-2)
 
@@ -28,6 +34,7 @@ class Method:
         kind: the method that it is a form of. Forms take part where the goals are about them,
             with the learning rate and the settings of the method itself.
         column: of Table 2, whose settings KSD has.
+        decays: whether its learning rate falls to 0.
     """
 
     title: str
@@ -37,6 +44,7 @@ class Method:
     gpu_only: bool = False
     kind: str | None = None
     column: str = BEST
+    decays: bool = True
 
     @property
     def own_rate(self) -> bool:
@@ -58,6 +66,17 @@ METHODS: dict[str, Method] = {
     "adamw": Method(title="AdamW", rates=ADAPTIVE_RATES),
     "sgd": Method(title="SGD (Nesterov)", rates=SGD_RATES),
     "soap": Method(title="SOAP", rates=SOAP_RATES, distribution="pytorch_optimizer"),
+    "schedule-free": Method(
+        title="Schedule-free AdamW",
+        rates=SCHEDULE_FREE_RATES,
+        distribution="pytorch_optimizer",
+        decays=False,
+    ),
+    "shampoo": Method(title="Shampoo", rates=SHAMPOO_RATES, distribution="pytorch_optimizer"),
+    # Its step takes more than a hundred times Adam's on a CPU: some 300 steps in 20 s.
+    "kron": Method(
+        title="PSGD-Kron", rates=KRON_RATES, distribution="pytorch_optimizer", gpu_only=True
+    ),
     # Its products are in bfloat16, with which many CPUs take minutes for an epoch.
     "muon": Method(title="Muon", rates=MUON_RATES, gpu_only=True),
     "ksd-diagonal": Method(
@@ -67,6 +86,17 @@ METHODS: dict[str, Method] = {
     "hf-tf32": Method(title="HF (tf32 products)", tf32=True, gpu_only=True, kind="hf"),
     "adam-tf32": Method(
         title="Adam (tf32)", rates=ADAPTIVE_RATES, tf32=True, gpu_only=True, kind="adam"
+    ),
+    "soap-tf32": Method(
+        title="SOAP (tf32)",
+        rates=SOAP_RATES,
+        distribution="pytorch_optimizer",
+        tf32=True,
+        gpu_only=True,
+        kind="soap",
+    ),
+    "muon-tf32": Method(
+        title="Muon (tf32)", rates=MUON_RATES, tf32=True, gpu_only=True, kind="muon"
     ),
 }
 

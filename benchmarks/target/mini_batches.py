@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -13,15 +15,18 @@ from benchmarks.target.updates import Update
 from krylov_descent.laboratory.problems.problem import PerSample, Split
 from krylov_descent.optimizers.result import Status, StepResult
 
-POINTS = 60  # of a learning curve
+# A step lasts so much of the time that is over, but not less than so much of the budget.
+GROWTH, SHORTEST = 0.02, 1 / 2000
 
 
 class MiniBatches:
-    """Epochs of mini-batches behind `step(data)`, for the laboratory's training loop.
+    """Mini-batches behind `step(data)`, for the laboratory's training loop.
 
-    One `step` is as many epochs as last a 60th of the budget, so that measuring errors stays
-    cheap. The learning rate falls linearly to 0 over the budget's seconds and is set anew for each
-    epoch. Recording counts as training time, as it does for KSD.
+    One `step` is as many mini-batches as last 2% of the time that is over, because errors are
+    measured after it: no time to an error is longer by more than that, and measuring stays cheap.
+    At the beginning it is a 2000th of the run, or one mini-batch if that is longer. The device is
+    waited for once a step, and once an epoch. The learning rate is set anew as often. Recording
+    counts as training time, as it does for KSD.
 
     Args:
         model: is trained in place.
@@ -29,7 +34,8 @@ class MiniBatches:
         update: what is done with a gradient.
         batch_size: samples in a mini-batch; an epoch leaves out what is over.
         rate: at the start.
-        seconds: the budget.
+        seconds: the length of the run.
+        decay: seconds over which the rate falls linearly to 0; None if it stays.
         seed: of the order of the samples.
         recorded: as CUDA graphs.
         precision: of matrix products on a GPU.
@@ -44,12 +50,14 @@ class MiniBatches:
         batch_size: int,
         rate: float,
         seconds: float,
+        decay: float | None,
         seed: int,
         recorded: bool,
         precision: Precision = "float32",
     ) -> None:
         self.model, self.loss, self.update = model, loss, update
-        self.batch_size, self.rate, self.seconds = batch_size, rate, seconds
+        self.batch_size, self.rate = batch_size, rate
+        self.seconds, self.decay = seconds, decay
         device = update.parameters[0].device
         self._generator = torch.Generator(device).manual_seed(seed)
         self._recorded, self._precision = recorded, precision
@@ -57,21 +65,29 @@ class MiniBatches:
         self._last_loss = torch.zeros((), device=device)
         self._run: Any = None
         self._elapsed = 0.0
+        self._order: Iterator[None] = iter(())  # what is left of an epoch
+        self._left = 0
+        self._batch_seconds = math.inf
 
     def step(self, data: Split) -> StepResult:
-        """Some epochs."""
+        """Some mini-batches."""
         started = time.perf_counter()
-        epochs, passed = 0, 0.0
-        while not epochs or passed < self.seconds / POINTS:
-            left = max(0.0, 1 - (self._elapsed + passed) / self.seconds)
-            self.update.set_rate(left * self.rate)
-            with matmul_precision(self._precision):
-                self.epoch(data)
+        self.update.for_training()
+        wished = max(GROWTH * self._elapsed, SHORTEST * self.seconds)
+        wished = min(wished, self.seconds - self._elapsed)
+        done, passed, loss = 0, 0.0, math.nan
+        # Of half a mini-batch too much and half of one too little, neither is better.
+        while not done or passed + self._batch_seconds / 2 < wished:
+            self.update.set_rate(self._rate_after(self._elapsed + passed))
+            count = self._some(data, round((wished - passed) / self._batch_seconds))
             loss = float(self._last_loss)  # waits for the device
-            epochs += 1
-            passed = time.perf_counter() - started
+            before, passed = passed, time.perf_counter() - started
+            self._batch_seconds = (passed - before) / count
+            done += count
             if not math.isfinite(loss):
                 break
+        self.update.for_evaluation()
+        passed = time.perf_counter() - started
         self._elapsed += passed
         status = Status.MOVED if math.isfinite(loss) else Status.NOT_FINITE
         return StepResult(
@@ -81,13 +97,34 @@ class MiniBatches:
             status=status,
             reason=status.value,
             samples=len(data[0]),
-            passes=float(epochs),
+            passes=done / (len(data[0]) // self.batch_size),
             seconds={"gradient": passed},
         )
 
     def epoch(self, data: Split, *, seconds: float = math.inf) -> None:
         """Every sample once, in a new order, at the rate that is set; or as many as time allows."""
         started = time.perf_counter()
+        for _ in self._batches(data):
+            if time.perf_counter() - started > seconds:
+                break
+
+    def _rate_after(self, seconds: float) -> float:
+        left = 1.0 if self.decay is None else max(0.0, 1 - seconds / self.decay)
+        return left * self.rate
+
+    def _some(self, data: Split, count: int) -> int:
+        """So many mini-batches, at least one and at most to the end of the epoch; how many."""
+        if not self._left:
+            self._order, self._left = self._batches(data), len(data[0]) // self.batch_size
+        count = min(max(count, 1), self._left)
+        with matmul_precision(self._precision):
+            for _ in islice(self._order, count):
+                pass
+        self._left -= count
+        return count
+
+    def _batches(self, data: Split) -> Iterator[None]:
+        """An epoch in a new order; each mini-batch is done when it is asked for."""
         if self._run is None:
             self._run = self._record(data) if self._recorded else lambda: self._step(data)
         count, device = len(data[0]), self._indices.device
@@ -95,8 +132,7 @@ class MiniBatches:
         for indices in order[: count - count % self.batch_size].split(self.batch_size):
             self._indices.copy_(indices)
             self._run()
-            if time.perf_counter() - started > seconds:
-                break
+            yield
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: these runs are not resumed."""

@@ -2,8 +2,8 @@
 
 On a GPU a step is one CUDA graph, so its learning rate must be a tensor that is changed in place.
 Adam, AdamW and SGD take one. Muon does not, but its update is linear in the rate: it is made with
-rate 1 and then shortened. SOAP decides on the host and factorises matrices: only the gradient is
-recorded for it, and the update runs as it is.
+rate 1 and then shortened. The others decide on the host or factorise matrices: only the gradient is
+recorded for them, and the update runs as it is.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,10 @@ from torch import Tensor, nn
 
 RateForm = Literal["tensor", "scaled", "number"]
 MOMENTUM = 0.95  # of SGD
+# Its authors recommend a warm-up; in steps of mini-batches.
+SCHEDULE_FREE_WARM_UP = 100
+# Steps between two inversions of Shampoo's factors.
+SHAMPOO_INTERVAL = 100
 
 
 class Update:
@@ -58,6 +62,18 @@ class Update:
             optimizer.step()
         for p, start in zip(self.parameters, before, strict=False):
             p.copy_(torch.lerp(start, p, self.rate))
+
+    def for_training(self) -> None:
+        """The parameters as steps move them."""
+        for optimizer in self.optimizers:
+            if hasattr(optimizer, "train"):  # schedule-free
+                optimizer.train()
+
+    def for_evaluation(self) -> None:
+        """The parameters whose errors count: with a schedule-free method an average."""
+        for optimizer in self.optimizers:
+            if hasattr(optimizer, "eval"):
+                optimizer.eval()
 
     def forget(self) -> None:
         """The state of the beginning, which for all of these is zeros, at the same addresses."""
@@ -107,6 +123,36 @@ def make_update(method: str, model: nn.Module, weight_decay: float, *, recorded:
 
         form = "number"
         optimizers = [SOAP(parameters, lr=1.0, weight_decay=weight_decay)]
+    elif method == "schedule-free":
+        from pytorch_optimizer import ScheduleFreeAdamW
+
+        form = "number"
+        optimizers = [
+            ScheduleFreeAdamW(
+                parameters, lr=1.0, weight_decay=weight_decay, warmup_steps=SCHEDULE_FREE_WARM_UP
+            )
+        ]
+    elif method == "kron":
+        from pytorch_optimizer import Kron
+
+        form = "number"
+        optimizers = [Kron(parameters, lr=1.0, weight_decay=weight_decay)]
+    elif method == "shampoo":
+        from pytorch_optimizer import ScalableShampoo
+        from pytorch_optimizer.optimizer.utils.graft import LayerWiseGrafting
+
+        form = "number"
+        optimizers = [
+            ScalableShampoo(
+                parameters,
+                lr=1.0,
+                weight_decay=weight_decay,
+                decoupled_weight_decay=True,
+                moving_average_for_momentum=True,
+                graft_type=LayerWiseGrafting.RMSPROP,
+                preconditioning_compute_steps=SHAMPOO_INTERVAL,
+            )
+        ]
     else:
         raise ValueError(f"`method` must be one with a learning rate, found {method!r}")
     return Update(optimizers, parameters, rate, form)

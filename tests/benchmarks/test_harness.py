@@ -1,6 +1,7 @@
 """The harness: what it measures, writes, keeps and leaves for another call."""
 
 import json
+import os
 import platform
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,24 @@ def test_a_spread_is_the_median_with_the_extremes() -> None:
     found = timing.spread([3.0, 1.0, 2.0, 10.0])
     assert found == {"median": 2.5, "low": 1.0, "high": 10.0}
     assert timing.show(found) == "2.50 (1.00 to 10.00)"
+
+
+def test_cores_are_counted_without_their_second_threads() -> None:
+    assert 1 <= environment.physical_cores() <= (os.cpu_count() or 1)
+
+
+def test_a_section_that_others_speak_against_is_measured_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sleepless = Sleepless()
+    part = replace(
+        sleepless.part(kept=True, seconds=90.0), stale=lambda section, setting: section == "a"
+    )
+    for _ in range(2):
+        harness.run("part", part, setting(tmp_path), seconds=100)
+    assert sleepless.measured == ["a", "c", "a"]
+    # How much there is to do is said first; "b" cannot be measured.
+    assert "part: 2 sections to measure, about 2 min at most" in capsys.readouterr().out
 
 
 def test_each_section_is_a_file_and_what_cannot_be_is_skipped_by_name(

@@ -1,5 +1,6 @@
 """First-order training in its fastest form, against torch's optimisers one step at a time."""
 
+import itertools
 import math
 import time
 from dataclasses import replace
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 
 from benchmarks.environment import version_of
 from benchmarks.target import cells, measuring
+from benchmarks.target.choices import Choice
 from benchmarks.target.methods import METHODS
-from benchmarks.target.mini_batches import POINTS, MiniBatches
+from benchmarks.target.mini_batches import GROWTH, SHORTEST, MiniBatches
 from benchmarks.target.updates import MOMENTUM, Update, make_update
 from krylov_descent.laboratory.problems.problem import Problem
 from tests.laboratory.tiny import tiny_problem
@@ -34,6 +36,7 @@ def trained(
         batch_size=BATCH,
         rate=RATE,
         seconds=1.0,
+        decay=1.0,
         seed=5,
         recorded=recorded,
     )
@@ -143,26 +146,101 @@ def test_a_method_without_a_rate_is_refused() -> None:
         make_update("ksd", nn.Linear(2, 2), 0.0, recorded=False)
 
 
-def test_a_step_lasts_its_part_of_the_budget_and_the_rate_falls() -> None:
+def mini_batches(
+    seconds: float, decay: float | None, method: str = "adam"
+) -> tuple[MiniBatches, Problem, Update]:
     problem = tiny_problem()
     model = problem.make_model(0)
-    update = make_update("adam", model, DECAY, recorded=False)
+    update = make_update(method, model, DECAY, recorded=False)
     training = MiniBatches(
         model,
         problem.loss,
         update,
         batch_size=BATCH,
         rate=RATE,
-        seconds=1.2,
+        seconds=seconds,
+        decay=decay,
         seed=5,
         recorded=False,
     )
-    results = [training.step(problem.train) for _ in range(2)]
-    assert all(result.total_seconds >= 1.2 / POINTS for result in results)
-    assert results[0].passes >= 1
-    spent = sum(result.total_seconds for result in results)
-    assert 0 < float(update.rate) < RATE
-    assert float(update.rate) >= RATE * (1 - spent / 1.2)
+    return training, problem, update
+
+
+class Clock:
+    """Each mini-batch takes a hundredth of a second; nothing else takes any time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, training: MiniBatches) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(training, "_step", self.mini_batch)
+
+    def mini_batch(self, data: Any) -> None:
+        del data
+        self.now += 0.01
+
+
+def test_no_time_is_rounded_by_more_than_a_fiftieth(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, problem, _ = mini_batches(100.0, 100.0)
+    clock = Clock(monkeypatch, training)
+    times, passes = [0.0], 0.0
+    while clock.now < 100.0 - 1e-9:
+        passes += training.step(problem.train).passes
+        times.append(clock.now)
+    for before, after in itertools.pairwise(times):
+        # A mini-batch is the least that there is, and half of one may be too much.
+        assert after - before <= max(GROWTH * before, SHORTEST * 100.0) + 0.005 + 1e-9
+    assert len(times) < 260
+    assert clock.now == pytest.approx(100.0)
+    assert passes == pytest.approx(10_000 / 5)  # five mini-batches are an epoch
+
+
+def test_a_step_ends_within_an_epoch_and_the_next_goes_on_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training, problem, _ = mini_batches(20.0, 20.0)
+    clock = Clock(monkeypatch, training)
+    seen: list[int] = []
+
+    def mini_batch(data: Any) -> None:
+        clock.mini_batch(data)
+        seen.extend(training._indices.tolist())
+
+    monkeypatch.setattr(training, "_step", mini_batch)
+    results = [training.step(problem.train) for _ in range(10)]
+    assert {result.passes for result in results} == {0.2}
+    assert sorted(seen[:40]) == sorted(seen[40:]) == list(range(40))
+    assert seen[:40] != seen[40:]
+
+
+def test_the_rate_falls_to_0_over_its_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {}
+    for decay in (1.0, 0.5, None):
+        training, problem, update = mini_batches(1.0, decay)
+        clock = Clock(monkeypatch, training)
+        while clock.now < 0.5 - 1e-9:
+            training.step(problem.train)
+        training.step(problem.train)
+        rates[decay] = float(update.rate)
+    assert rates[1.0] == pytest.approx(0.5 * RATE, rel=0.05)
+    assert rates[0.5] == 0.0
+    assert rates[None] == pytest.approx(RATE)
+
+
+def test_a_schedule_free_method_is_measured_at_its_average() -> None:
+    if version_of("pytorch_optimizer") is None:
+        pytest.skip("pytorch_optimizer is not installed")
+    training, problem, update = mini_batches(0.2, None, "schedule-free")
+    for _ in range(5):
+        training.step(problem.train)
+    (optimizer,) = update.optimizers
+    measured = [p.detach().clone() for p in update.parameters]
+    assert not optimizer.param_groups[0]["train_mode"]
+    update.for_training()
+    moved = [not torch.equal(p, m) for p, m in zip(update.parameters, measured, strict=True)]
+    assert all(moved)
+    update.for_evaluation()
+    for p, m in zip(update.parameters, measured, strict=True):
+        torch.testing.assert_close(p, m)
 
 
 def test_a_loss_that_is_not_finite_ends_the_step() -> None:
@@ -177,12 +255,14 @@ def test_a_loss_that_is_not_finite_ends_the_step() -> None:
         batch_size=40,
         rate=RATE,
         seconds=1e6,
+        decay=1e6,
         seed=5,
         recorded=False,
     )
     result = training.step(problem.train)
     assert not result.status.moved
     assert result.passes == 1
+    assert math.isnan(result.loss)
 
 
 @pytest.mark.parametrize("method", ["ksd", "adam"])
@@ -191,7 +271,7 @@ def test_a_cell_is_run(method: str) -> None:
         title="Tiny", problem="tiny", train=8.0, test=0.0, seconds=0.3, batch_size=BATCH
     )
     cell = cells.Cell(race="tiny", method=method, stage="seed", seed=1)
-    rate = RATE if method == "adam" else None
+    choice = Choice(RATE, 1.0) if method == "adam" else None
     problem, measurements = tiny_problem(), 0
 
     def measured_slowly(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -202,17 +282,52 @@ def test_a_cell_is_run(method: str) -> None:
 
     slow = replace(problem, metric=replace(problem.metric, per_sample=measured_slowly))
     started = time.perf_counter()
-    found = measuring.run(cell, race, slow, rate)
+    found = measuring.run(cell, race, slow, choice)
     wall = time.perf_counter() - started
     start = found["curve"][0][cells.KEYS.index("train")]
     assert found["last"]["train"] < start
     assert found["reached"]["test"] is None
     assert found["ending"] == "seconds"
     assert found["last"]["seconds"] >= 0.3
-    assert found["rate"] == rate
+    assert found["rate"] == (RATE if choice else None)
+    assert found["passes_per_second"] == found["last"]["passes"] / found["last"]["seconds"]
+    assert found["cpu_seconds_per_second"] > 0
+    assert found["lowest_test"] <= found["last"]["test"]
     # Nobody's clock runs while errors are measured.
     assert measurements > 0
     assert found["last"]["seconds"] <= wall - 0.02 * measurements
+
+
+def tiny_race(train: float) -> cells.Race:
+    return cells.Race(
+        title="Tiny", problem="tiny", train=train, test=0.0, seconds=0.4, batch_size=BATCH
+    )
+
+
+def test_a_run_ends_with_its_rate() -> None:
+    cell = cells.Cell(race="tiny", method="adam", stage="seed", seed=1)
+    found = measuring.run(cell, tiny_race(0.0), tiny_problem(), Choice(RATE, 0.25))
+    assert found["seconds"] == 0.1
+    assert 0.1 <= found["last"]["seconds"] < 0.3
+    assert found["decay"] == 0.25
+
+
+def test_a_try_ends_at_the_error_and_a_run_that_counts_goes_on() -> None:
+    problem, choice = tiny_problem(), Choice(RATE, 1.0)
+    tried = cells.Cell(race="tiny", method="adam", stage="decay", value=1.0)
+    easy = tiny_race(1.25)  # at the start it is 1.254
+    found = measuring.run(tried, easy, problem, choice)
+    assert found["ending"] == "solved"
+    assert found["last"]["seconds"] == found["reached"]["train"] < 0.4
+    whole = cells.Cell(race="tiny", method="adam", stage="seed", seed=1)
+    assert measuring.run(whole, easy, problem, choice)["ending"] == "seconds"
+
+
+def test_a_try_ends_where_it_cannot_be_the_fastest() -> None:
+    cell = cells.Cell(race="tiny", method="adam", stage="decay", value=1.0)
+    found = measuring.run(cell, tiny_race(0.0), tiny_problem(), Choice(RATE, 1.0), to_beat=0.05)
+    assert 0.05 <= found["last"]["seconds"] < 0.3
+    assert found["reached"]["train"] is None
 
 
 @pytest.mark.gpu
