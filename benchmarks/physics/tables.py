@@ -30,17 +30,19 @@ def errors_of(sections: Sections, name: str, method: str) -> list[float]:
 
 
 def table(sections: Sections, device: torch.device) -> str:
-    """The errors at each mark, by equation and method."""
+    """The errors at each mark, by equation and method; a method without any has no column."""
     if not sections:
         return NOT_MEASURED
     marks = MARKS[device.type]
-    rows = [["equation", *(method.title for method in METHODS.values())]]
+    measured = {parsed(key)[1] for key in sections}
+    columns = [method for method in METHODS if method in measured]
+    rows = [["equation", *(METHODS[method].title for method in columns)]]
     first, near, compared = [0] * len(marks), [0] * len(marks), 0
     for name, equation in EQUATIONS.items():
         found = {m: e for m in METHODS if (e := errors_of(sections, name, m))}
         if DEFAULT not in found:
             continue
-        cells = [" → ".join(map(_text, found[m])) if m in found else "" for m in METHODS]
+        cells = [" → ".join(map(_text, found[m])) if m in found else "" for m in columns]
         rows.append([equation.title, *cells])
         if len(found) == 1:
             continue

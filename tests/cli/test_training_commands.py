@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from krylov_descent.cli import main
-from krylov_descent.laboratory import accounting
+from krylov_descent.laboratory import accounting, training
 from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.problems import Problem
 from krylov_descent.laboratory.record import RunFolder
@@ -114,6 +114,15 @@ def test_a_busy_machine_is_told(ksd: Ksd, monkeypatch: pytest.MonkeyPatch) -> No
     folder = RunFolder(Path("run"))
     assert "of a processor" in (folder.outcome() or {})["note"]
     assert folder.rows()[-1]["cpu_seconds"] < folder.rows()[-1]["seconds"] - 0.4
+
+
+def test_a_note_of_one_of_several_seeds_names_it(ksd: Ksd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "busy_machine", lambda *_: "The machine was busy")
+    words = ["compare", "curves", *TINY, "--optimizers", "adam", "--seconds", "0.05"]
+    lines = ksd(*words, "--seeds", "2", "--folder", "runs").out.splitlines()
+    assert [line for line in lines if "busy" in line] == [
+        f"Adam {seed}: The machine was busy" for seed in (0, 1)
+    ]
 
 
 def test_the_recorded_command_makes_the_same_run(ksd: Ksd) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from krylov_descent import KSD
 from krylov_descent.objective.network import Network
 from krylov_descent.objective.parameters import FlatParameters
 
@@ -237,6 +238,8 @@ def test_a_tensor_from_elsewhere_is_refused() -> None:
 def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(TypeError, match=r"`model` must be a torch.nn.Module, found function"):
         Network(lambda x: x, nn.MSELoss(), None, None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"found generator: give the model itself"):
+        KSD(nn.Linear(2, 2).parameters(), nn.MSELoss())  # type: ignore[arg-type]
 
 
 # Values swapped in for a while --------------------------------------------------------------------

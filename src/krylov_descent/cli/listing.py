@@ -102,7 +102,7 @@ def _show_entries(entries: Iterable[tuple[str, str]]) -> None:
 def _show_options(flag: str, options: Sequence[Option]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column(f"{flag} …=", no_wrap=True)
-    table.add_column("default")
+    table.add_column("default", overflow="fold")
     table.add_column("what it is")
     for option in options:
         table.add_row(option.name, option.default, option.meaning)

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 import torch
 from rich import box
@@ -189,13 +190,13 @@ def show_outcomes(problem: Problem, folders: Sequence[RunFolder]) -> None:
     for row in rows:
         table.add_row(*(row[heading] for heading in shown))
     console.print(table)
-    for note in dict.fromkeys(_notes(folders)):  # runs of several seeds have the same
+    for note in dict.fromkeys(_notes(folders, several=several)):  # a rate is that of all seeds
         console.print(note, highlight=False, markup=False)
 
 
 def _outcome(problem: Problem, folder: RunFolder, *, several: bool) -> dict[str, str]:
     config, outcome = folder.config(), folder.outcome()
-    title = config["optimizer"]["title"] + (f" {config['seed']}" if several else "")
+    title = _title(config, several=several)
     if outcome is None:
         return dict(zip(HEADINGS, [title, *["-"] * 6, "unfinished"], strict=True))
     best, last = outcome["best"], outcome["last"]
@@ -208,11 +209,16 @@ def _outcome(problem: Problem, folder: RunFolder, *, several: bool) -> dict[str,
     return dict(zip(HEADINGS, [title, *errors, *cost, ending], strict=True))
 
 
-def _notes(folders: Iterable[RunFolder]) -> Iterator[str]:
+def _title(config: dict[str, Any], *, several: bool) -> str:
+    """The optimiser's name, with the seed where there are several."""
+    return str(config["optimizer"]["title"]) + (f" {config['seed']}" if several else "")
+
+
+def _notes(folders: Iterable[RunFolder], *, several: bool) -> Iterator[str]:
     """What to know of the runs: the rates, and whether the machine was busy."""
     for folder in folders:
-        optimizer, outcome = folder.config()["optimizer"], folder.outcome() or {}
-        if rate := optimizer.get("rate"):
-            yield f"{optimizer['title']}: rate {rate}"
+        config, outcome = folder.config(), folder.outcome() or {}
+        if rate := config["optimizer"].get("rate"):
+            yield f"{config['optimizer']['title']}: rate {rate}"
         if note := outcome.get("note"):
-            yield f"{optimizer['title']}: {note}"
+            yield f"{_title(config, several=several)}: {note}"

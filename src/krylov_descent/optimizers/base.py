@@ -90,7 +90,10 @@ class DataOptimizer(StateVectors):
         process_group: ProcessGroup = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"`model` must be a torch.nn.Module, found {type(model).__name__}")
+            raise TypeError(
+                f"`model` must be a torch.nn.Module, found {type(model).__name__}: give the model "
+                "itself, and the loss after it"
+            )
         given = list(model.named_parameters()) if params is None else params
         if params is None and not given:
             raise ValueError("`model` has no parameters: there is nothing to train")
