@@ -26,7 +26,7 @@ def group(request: pytest.FixtureRequest) -> Group:
     return found
 
 
-# HF goes back along the iterates of CG for as long as the loss falls. The last two are nearly equal.
+# HF goes back along the iterates of CG while the loss falls. The last two are nearly equal.
 BY_ROUNDING = ("evaluations", "passes")
 
 
