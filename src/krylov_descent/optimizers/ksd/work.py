@@ -9,8 +9,8 @@ from krylov_descent.objective.parameters import FlatParameters
 
 # A product of the Gauss-Newton matrix takes 1.1 to 1.3 gradients (`python -m benchmarks product`).
 PRODUCT = 1.25
-# Where the Jacobian is kept: making it, and a product by it (results/trials/kept_jacobian.json).
-JACOBIAN, PRODUCT_BY_JACOBIAN = 3.0, 0.3
+# Where the Jacobian is kept: making it, and a direction by it (results/trials/kept_jacobian.json).
+JACOBIAN, PRODUCT_BY_JACOBIAN = 3.0, 0.25
 # A pass over few samples takes as long as over this many, divided by the number of parameters:
 # launching its operations takes longer than running them. On a CPU this is measured in
 # results/trials/small_sets.json (`product_by_samples`), on a GPU in results/trials/spending.json.
@@ -58,7 +58,7 @@ class Work:
     def basis(self, samples: int, rows: int) -> float:
         """Of a basis of so many rows, by products over so many samples."""
         orthogonalization = FOR_DIRECTION * self._row * rows * (rows - 1) / 2
-        products = PRODUCT * self.gradient(samples) * rows
+        products = PRODUCT * rows
         if self.by_jacobian:
-            products = JACOBIAN * self.gradient(samples) + PRODUCT_BY_JACOBIAN * samples * rows
-        return products + orthogonalization
+            products = JACOBIAN + PRODUCT_BY_JACOBIAN * rows
+        return products * self.gradient(samples) + orthogonalization
