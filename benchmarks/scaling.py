@@ -67,7 +67,7 @@ def traffic(step: Step) -> Traffic:
     if step.growing:
         found["data", "all-gather"] = Sent(2, 2 * SMALL * ranks)
     if not step.sharded:
-        found["basis", "all-reduce"] = Sent(1 + products, 2 * SMALL + products * vector)
+        found["basis", "all-reduce"] = Sent(1 + products, 3 * SMALL + products * vector)
         found["basis", "broadcast"] = Sent(calls + 1, (lengths + 2 * products**2) * step.width)
         return found
     # With the last two of the k rows before, then with all of them, which gives H̄, too; twice with
@@ -76,7 +76,7 @@ def traffic(step: Step) -> Traffic:
     in_one = [K, products, products**2]
     found["basis", "all-reduce"] = Sent(
         1 + 2 * len(in_two) + len(in_one) + calls,
-        2 * SMALL + (sum(in_two) + sum(in_one) + calls) * step.width,
+        3 * SMALL + (sum(in_two) + sum(in_one) + calls) * step.width,
     )
     found["basis", "all-gather"] = Sent(products, products * padded)
     found["basis", "reduce-scatter"] = Sent(products, products * padded)

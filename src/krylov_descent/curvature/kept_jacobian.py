@@ -151,6 +151,10 @@ def bytes_per_sample(
     return numbers * parameters.empty().nbytes if equal else math.inf
 
 
+def _nobody() -> None:
+    """In place of a weak reference to an owner that is gone."""
+
+
 class Room:
     """Memory for Jacobians, used again when the product that they were for is gone.
 
@@ -160,7 +164,10 @@ class Room:
     def __init__(self) -> None:
         self._parts: list[Tensor] = []
         self._taken = 0
-        self._owner: Callable[[], object] = lambda: None
+        self._owner: Callable[[], object] = _nobody
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Room, ()  # a copy has no memory yet
 
     def take(
         self, owner: object, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device

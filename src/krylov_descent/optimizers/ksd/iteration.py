@@ -71,6 +71,7 @@ class Iteration:
         self._curvature_set: Samples = Nothing()
         self._objective_set: Samples = Nothing()
         self._subspace: Subspace
+        self._by_jacobian = False
 
     def gradient(self) -> Evaluation:
         """Compute g and D on A, and draw B and C."""
@@ -166,7 +167,7 @@ class Iteration:
             return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
         if not subspace_is_known(found.gram):
             return account.refused(Status.NOT_FINITE, OUT_OF_RANGE)
-        self._work.by_jacobian = basis.by_jacobian
+        self._by_jacobian = basis.by_jacobian
         self._ranks.enter("search")
         return None
 
@@ -196,6 +197,7 @@ class Iteration:
         most, returns = self._optimizer.bfgs_iterations, None
         if most == "auto":
             each = self._work.evaluation(f.samples, account["rank"])
+            # As if by autograd: after a cheap basis searches would end before BFGS knows f.
             basis = self._work.basis(account["curvature_samples"], account["rank"])
             returns = DiminishingReturns(start, (self._work_of_gradient() + basis) / each)
             most = MOST_ITERATIONS
@@ -252,7 +254,9 @@ class Iteration:
             self._subspace,
             decrease,
             [
-                fixed + work.basis(samples, k) + evaluations * work.evaluation(searched, k)
+                fixed
+                + work.basis(samples, k, by_jacobian=self._by_jacobian)
+                + evaluations * work.evaluation(searched, k)
                 for k in rows
             ],
             most=longest_basis(self._objective),

@@ -36,12 +36,7 @@ class Work:
 
     Args:
         objective: f.
-
-    Attributes:
-        by_jacobian: whether products are by a kept Jacobian.
     """
-
-    by_jacobian = False
 
     def __init__(self, objective: Objective) -> None:
         self._overhead = overhead_in_samples(objective.parameters)
@@ -55,10 +50,16 @@ class Work:
         """Of an evaluation over so many samples, with a basis of so many rows."""
         return self.gradient(samples) + FOR_EVALUATION * rows * self._row
 
-    def basis(self, samples: int, rows: int) -> float:
-        """Of a basis of so many rows, by products over so many samples."""
+    def basis(self, samples: int, rows: int, *, by_jacobian: bool = False) -> float:
+        """Of a basis of so many rows, by products over so many samples.
+
+        Args:
+            samples: |B|.
+            rows: of the basis.
+            by_jacobian: whether products are by a kept Jacobian.
+        """
         orthogonalization = FOR_DIRECTION * self._row * rows * (rows - 1) / 2
         products = PRODUCT * rows
-        if self.by_jacobian:
+        if by_jacobian:
             products = JACOBIAN + PRODUCT_BY_JACOBIAN * rows
         return products * self.gradient(samples) + orthogonalization
