@@ -216,6 +216,22 @@ def test_rows_that_cannot_be_made_later_are_no_error() -> None:
     torch.testing.assert_close(product(v), matrix @ v, rtol=1e-10, atol=1e-12)
 
 
+def test_outputs_may_have_a_number_that_all_samples_share() -> None:
+    class WithSpeed(Unknown):
+        def forward(self, x: Tensor) -> Any:
+            return derivative(self.net, x), self.speed
+
+    def loss(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+        slope, speed = outputs
+        return (slope - speed * targets).square()
+
+    net, x = WithSpeed(), points(20)
+    product = Curvature().at(Objective(net, loss), (x, torch.ones(20).double()))
+    assert not product.by_jacobian
+    v = numbers(product.objective.parameters.numel, seed=0)
+    assert product(v).isfinite().all()
+
+
 def test_steps_are_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     def trained() -> tuple[list[float], Tensor, KSD]:
         net = small_net()

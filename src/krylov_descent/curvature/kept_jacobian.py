@@ -13,7 +13,7 @@ unknown coefficients are, have a column each, by one more backward pass.)
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -138,7 +138,8 @@ def bytes_per_sample(
     if parameters.device.type != "cpu":  # recorded products by autograd are fast on a GPU
         return math.inf
     found = floating_tensors_in(network.outputs(few, eager=True))
-    numbers = max(z.numel() / max(1, len(z)) for z in found)
+    # A number that all samples share has no row of its own.
+    numbers = max(z.numel() / max(1, len(z)) if z.dim() else math.inf for z in found)
     if numbers > MOST_OUTPUTS:
         return math.inf
     try:
@@ -236,28 +237,26 @@ def fill(matrix: Tensor, outputs: list[Tensor], parameters: Sequence[Tensor], us
         raise NoJacobianError("not all parameters are those of linear functions")
     sizes = [p.numel() for p in parameters]
     for z, rows in zip(outputs, matrix.split([z.numel() for z in outputs]), strict=True):
-        columns = dict(enumerate(rows.split(sizes, 1)))
+        columns = rows.split(sizes, 1)
         if z.requires_grad:
-            other = {i: parameters[i] for i in others}
-            for i in [*_fill_other_columns(z, other, columns)]:
-                del columns[i]
             _fill_columns(z, parameters, uses, columns)
+            _fill_other_columns(z, {i: parameters[i] for i in others}, columns)
         else:
             rows.zero_()
 
 
 def _fill_columns(
-    z: Tensor, parameters: Sequence[Tensor], uses: Uses, columns: dict[int, Tensor]
+    z: Tensor, parameters: Sequence[Tensor], uses: Uses, columns: Sequence[Tensor]
 ) -> None:
-    """The columns of parameters of linear functions; those of the others are 0."""
+    """The columns of parameters of linear functions."""
     per_sample = z.reshape(len(z), -1).unbind(1)
     for number, output in enumerate(per_sample):
         uses.pairs = {}
         torch.autograd.grad(output.sum(), parameters, retain_graph=True, allow_unused=True)
         found, uses.pairs = uses.pairs, None
         with torch.no_grad():
-            for i, of_parameter in columns.items():
-                own = of_parameter[number :: len(per_sample)].unflatten(1, parameters[i].shape)
+            for i in uses.used:
+                own = columns[i][number :: len(per_sample)].unflatten(1, parameters[i].shape)
                 if i in found:
                     _sum_uses(found[i], own)
                 else:
@@ -277,10 +276,8 @@ def _sum_uses(pairs: list[tuple[Tensor, Tensor | None]], into: Tensor) -> None:
         torch.sum(deltas, 1, out=into)
 
 
-def _fill_other_columns(
-    z: Tensor, others: dict[int, Tensor], columns: dict[int, Tensor]
-) -> Iterator[int]:
-    """Fill the columns of parameters that no linear function uses, and yield their indices."""
+def _fill_other_columns(z: Tensor, others: dict[int, Tensor], columns: Sequence[Tensor]) -> None:
+    """The columns of parameters that no linear function uses."""
     if not others:
         return
     cotangent = torch.zeros_like(z, requires_grad=True)
@@ -289,8 +286,8 @@ def _fill_other_columns(
     )
     for i, image in zip(others, found, strict=True):
         if image is None or not image.requires_grad:
+            columns[i].zero_()
             continue
         for column, entry in zip(columns[i].unbind(1), image.reshape(-1).unbind(), strict=True):
             (of_rows,) = torch.autograd.grad(entry, cotangent, retain_graph=True)
             column.copy_(of_rows.detach().reshape(-1))
-        yield i
