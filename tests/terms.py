@@ -18,7 +18,7 @@ def points(count: int, seed: int = 0) -> Tensor:
 def laplace(net: nn.Module, x: Tensor) -> Tensor:
     (first,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
     second = (torch.autograd.grad(first[:, i].sum(), x, create_graph=True)[0] for i in range(2))
-    return sum((row[:, i] for i, row in enumerate(second)), torch.zeros(len(x)).double()) + 1.0
+    return sum((row[:, i] for i, row in enumerate(second)), first.new_zeros(len(x))) + 1.0
 
 
 def terms_of(**weights: float) -> dict[str, Term]:

@@ -105,7 +105,7 @@ def _findings(sections: Sections) -> list[str]:
     ratios = [
         by_method[DEFAULT] / by_method[BEST]
         for by_method in found.values()
-        if by_method.get(BEST, math.inf) < math.inf
+        if BEST in by_method and min(by_method[DEFAULT], by_method[BEST]) < math.inf
     ]
     first = sum(_first(by_method) == METHODS[DEFAULT].title for by_method in found.values())
     runs = [
@@ -123,7 +123,7 @@ def _findings(sections: Sections) -> list[str]:
     )
     return [
         f"Defaults ÷ best of the grid, to the demanding loss: at most {NEARLY:g} on {nearly} of "
-        f"{len(ratios)} problems, at most {EVERYWHERE:g} on {everywhere}. "
+        f"{len(ratios)} problems that one of them solved, at most {EVERYWHERE:g} on {everywhere}. "
         f"KSD with its defaults is first on {first} of {len(found)}. Of its {len(runs)} runs "
         f"{stuck} had more than {MOST_REFUSED} refused steps in a row before their true end.",
         f"Best of the grid: {choices}." if choices else "",

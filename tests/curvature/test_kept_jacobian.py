@@ -210,10 +210,10 @@ def test_rows_that_cannot_be_made_later_are_no_error() -> None:
 
     net = small_net()
     product = product_at(net, {"equation": Term(residual, points(20))})
-    assert not product.by_jacobian
     matrix = dense(net, residual, points(20))
     v = numbers(len(matrix), seed=0)
     torch.testing.assert_close(product(v), matrix @ v, rtol=1e-10, atol=1e-12)
+    assert not product.keeps_jacobian
 
 
 def test_outputs_may_have_a_number_that_all_samples_share() -> None:

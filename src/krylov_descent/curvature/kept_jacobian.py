@@ -34,6 +34,8 @@ MakeRoom = Callable[..., Tensor]
 MOST_OTHERS = 16
 # Of a sample. Each needs a backward pass, and with more of them J saves less.
 MOST_OUTPUTS = 4
+# Bytes of J on a GPU, where reading it twice takes as long as a product by autograd.
+LARGEST_ON_GPU = 1 << 30
 
 
 class NoJacobianError(RuntimeError):
@@ -135,8 +137,6 @@ def bytes_per_sample(
         epsilon: machine epsilon of the arithmetic.
     """
     parameters = network.parameters
-    if parameters.device.type != "cpu":  # recorded products by autograd are fast on a GPU
-        return math.inf
     found = floating_tensors_in(network.outputs(few, eager=True))
     # A number that all samples share has no row of its own.
     numbers = max(z.numel() / max(1, len(z)) if z.dim() else math.inf for z in found)

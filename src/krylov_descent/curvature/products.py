@@ -36,6 +36,7 @@ from krylov_descent.curvature import (
     kept_jacobian,
 )
 from krylov_descent.curvature.forward_mode import BatchProduct
+from krylov_descent.curvature.kept_jacobian import MakeRoom
 from krylov_descent.curvature.route_checks import (
     CurvatureError,
     check_by_differences,
@@ -104,15 +105,25 @@ class Curvature:
         """Whether the graph of a linearisation can be kept and used for further products."""
         return self._route == 0
 
-    def linearize(self, network: Network, batch: Batch) -> BatchProduct:
-        """Prepare v → Hv, summed over one batch, for pieces shaped like the parameters."""
+    def linearize(
+        self, network: Network, batch: Batch, room: MakeRoom | None = None
+    ) -> BatchProduct:
+        """Prepare v → Hv, summed over one batch, for pieces shaped like the parameters.
+
+        Args:
+            network: model and loss.
+            batch: the samples.
+            room: makes memory for J; None for products without it.
+        """
+        if room is not None:
+            return kept_jacobian.gauss_newton(network, batch, room)
         if self._route < DIFFERENCES:
             return _DERIVATIVES[self.kind][self._route](network, batch)
         return _DIFFERENCES[self.kind](network, batch, self._step)
 
-    def flat_product(self, network: Network, batch: Batch) -> Product:
-        """Prepare v → Hv, summed over one batch, for vectors [n]."""
-        product, parameters = self.linearize(network, batch), network.parameters
+    def flat_product(self, network: Network, batch: Batch, room: MakeRoom | None = None) -> Product:
+        """Prepare v → Hv, summed over one batch, for vectors [n]; see `linearize`."""
+        product, parameters = self.linearize(network, batch, room), network.parameters
         return lambda vector: parameters.flatten(product(parameters.pieces(vector)))
 
     def fall_back(self, problem: RuntimeError, objective: Objective, batch: Batch) -> None:
@@ -164,22 +175,13 @@ class Curvature:
         """Memory of the rows of J per sample, infinite where J is not to be made."""
         return self._jacobian_bytes
 
-    def jacobians(
-        self, network: Network, batches: Sequence[Batch], owner: object
-    ) -> list[BatchProduct]:
-        """Make J, and prepare v → Hv for each batch; an empty list if J cannot be made.
+    def room(self, owner: object) -> MakeRoom:
+        """Makes memory for J, which is kept as long as the owner lives."""
+        return partial(self._room.take, owner)
 
-        Args:
-            network: model and loss.
-            batches: the samples.
-            owner: as long as it lives, J is kept.
-        """
-        room = partial(self._room.take, owner)
-        try:
-            return [kept_jacobian.gauss_newton(network, batch, room) for batch in batches]
-        except kept_jacobian.NoJacobianError:
-            self._jacobian_bytes = math.inf
-            return []
+    def give_up_jacobian(self) -> None:
+        """Compute all further products without J."""
+        self._jacobian_bytes = math.inf
 
     def check(self, objective: Objective, batch: Batch) -> None:
         """Check on a few samples that the route gives the whole curvature; once for a model.
@@ -231,7 +233,7 @@ class CurvatureProduct:
         samples: |B|, over all ranks.
         products: how many products were computed.
         kept: whether the graphs, or J, are kept on this rank.
-        by_jacobian: whether the products are by J, on all ranks.
+        by_jacobian: whether the products were planned to be by J, on all ranks.
         scale: the factor on the sum over the samples.
 
     Raises:
@@ -242,7 +244,7 @@ class CurvatureProduct:
         self._curvature, self.objective = curvature, objective
         self._batches: list[Batch] = []
         self._kept_products: list[BatchProduct] = []
-        self._jacobians: list[BatchProduct] = []
+        self._keeps_jacobian = False  # on this rank
         self._of_single_batch: Product | None = None
         self.kept, self.products = True, 0
         own = torch.zeros(3, dtype=torch.float64)
@@ -270,10 +272,14 @@ class CurvatureProduct:
         return self._batches
 
     @property
+    def keeps_jacobian(self) -> bool:
+        """Whether products on this rank are by J."""
+        return self._keeps_jacobian
+
+    @property
     def single_batch(self) -> Batch | None:
-        """All samples of this rank if they are one batch whose graph is kept, else None."""
-        one = self.kept and len(self._batches) == 1 and not self._jacobians
-        return self._batches[0] if one else None
+        """All samples of this rank if they are one batch with a kept graph or J, else None."""
+        return self._batches[0] if self.kept and len(self._batches) == 1 else None
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Hv as a new vector [n], summed over ranks."""
@@ -303,8 +309,13 @@ class CurvatureProduct:
         except RuntimeError as problem:
             if is_out_of_memory(problem):
                 raise
-            self._fall_back(problem, self._batches[0])
-            self._kept_products, self.kept, self._of_single_batch = [], False, None
+            self._kept_products, self._of_single_batch = [], None
+            if self._keeps_jacobian:
+                self._curvature.give_up_jacobian()
+                self._batches, self.kept = self._fit(self._batches)
+            else:
+                self._fall_back(problem, self._batches[0])
+                self.kept = False
             return self._own_product(vector)
 
     def _prepare(self, batches: list[Batch]) -> Tensor:
@@ -317,15 +328,15 @@ class CurvatureProduct:
         loss = self.objective.network.loss
         normaliser = sum(float(loss.normaliser(batch.targets, batch.size)) for batch in batches)
         if normaliser:
-            self._batches, self.kept = self._fit(batches, samples)
-        by_jacobian = samples if self._jacobians else 0
+            self._batches, self.kept = self._fit(batches)
+        by_jacobian = samples if self._keeps_jacobian else 0
         return torch.tensor([samples, normaliser, by_jacobian], dtype=torch.float64)
 
     def _sum(self, vector: Tensor) -> Tensor:
         objective, batch = self.objective, self.single_batch
         if batch is not None:
             if self._of_single_batch is None:
-                work = Linearization(self._curvature, objective, batch)
+                work = Linearization(self._curvature, objective, batch, self._room())
                 self._of_single_batch = objective.engine.launch(work).result()
             return self._of_single_batch(vector)
         parameters = self.objective.parameters
@@ -336,17 +347,24 @@ class CurvatureProduct:
         return torch.zeros_like(vector) if total is None else total
 
     def _product_of(self, index: int, batch: Batch) -> BatchProduct:
-        if self._jacobians:
-            return self._jacobians[index]
+        curvature, network = self._curvature, self.objective.network
         if not self.kept:
-            return self._curvature.linearize(self.objective.network, batch)
+            return curvature.linearize(network, batch)
         if index == len(self._kept_products):
-            self._kept_products.append(self._curvature.linearize(self.objective.network, batch))
+            self._kept_products.append(curvature.linearize(network, batch, self._room()))
         return self._kept_products[index]
 
-    def _fit(self, batches: list[Batch], samples: int) -> tuple[list[Batch], bool]:
-        """Micro-batches whose graphs fit into memory, and whether all of the graphs fit at once."""
+    def _room(self) -> MakeRoom | None:
+        """Makes memory for J, and is not kept, as it refers to `self`; None without J."""
+        return self._curvature.room(self) if self._keeps_jacobian else None
+
+    def _fit(self, batches: list[Batch]) -> tuple[list[Batch], bool]:
+        """Micro-batches whose graphs fit into memory, and whether all of the graphs fit at once.
+
+        If J fits, it is to be kept in place of graphs.
+        """
         objective, curvature = self.objective, self._curvature
+        samples, self._keeps_jacobian = sum(batch.size for batch in batches), False
         try:
             curvature.check(objective, batches[0])
         except CurvatureError:
@@ -357,10 +375,12 @@ class CurvatureProduct:
             self._fall_back(problem, batches[0])
         if not curvature.keeps_graphs:
             return batches, False
-        if samples * curvature.jacobian_bytes <= objective.activation_memory:
-            self._jacobians = curvature.jacobians(objective.network, batches, self)
-            if self._jacobians:
-                return batches, True
+        parameters, largest = objective.parameters, objective.activation_memory
+        if parameters.device.type == "cuda":
+            largest = min(largest, kept_jacobian.LARGEST_ON_GPU)
+        if samples * curvature.jacobian_bytes <= largest:
+            self._keeps_jacobian = True
+            return batches, True
         per_sample = curvature.bytes_per_sample
         if samples * per_sample <= objective.activation_memory:
             return batches, True
@@ -370,12 +390,20 @@ class CurvatureProduct:
 
 @dataclass(frozen=True, slots=True)
 class Linearization:
-    """The work of linearising over one batch, whose graph is kept for all products."""
+    """The work of linearising over one batch, whose graph or J is kept for all products.
+
+    Attributes:
+        curvature: H.
+        objective: f.
+        batch: the samples.
+        room: makes memory for J; None for products without it.
+    """
 
     curvature: Curvature
     objective: Objective
     batch: Batch
+    room: MakeRoom | None
 
     def run(self) -> Product:
         """Return v → Hv for vectors [n], summed over the batch."""
-        return self.curvature.flat_product(self.objective.network, self.batch)
+        return self.curvature.flat_product(self.objective.network, self.batch, self.room)

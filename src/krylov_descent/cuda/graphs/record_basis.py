@@ -80,7 +80,8 @@ def _recorded(
         return None
 
     def make(capture: Capture, network: Network) -> RecordedSpace:
-        return RecordedSpace(work.curvature, D, batch, slots, capture, network)
+        keeps_jacobian = product.keeps_jacobian
+        return RecordedSpace(work.curvature, D, batch, keeps_jacobian, slots, capture, network)
 
     recorded = engine.graphs.made(_name(work), make, batch, fixed=(slots, *D.tensors))
     if recorded is not None:
@@ -99,6 +100,7 @@ class RecordedSpace:
         curvature: H.
         preconditioner: D, whose tensors stay in place.
         batch: samples in the shape of those that `load` will get.
+        keeps_jacobian: whether products are by J.
         slots: the rows [K + m, n]; overwritten.
         capture: records a function.
         network: the model, on aliases of its parameters.
@@ -109,6 +111,7 @@ class RecordedSpace:
         curvature: Curvature,
         preconditioner: InPlace,
         batch: Batch,
+        keeps_jacobian: bool,
         slots: Tensor,
         capture: Capture,
         network: Network,
@@ -121,7 +124,7 @@ class RecordedSpace:
                 side_by_side(products.prepare(preconditioner.tensors))
 
         self._linearization = RecordedLinearization(
-            curvature, batch, capture, network, split_preconditioner
+            curvature, batch, keeps_jacobian, capture, network, split_preconditioner
         )
         # Not `self`: a cycle of references would keep the graph's memory after the last use.
         parameters, curved, scale = network.parameters, self._linearization.product, self._scale

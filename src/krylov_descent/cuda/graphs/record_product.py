@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from krylov_descent.cuda.graphs.capture import Capture, copy_batch
@@ -19,7 +20,7 @@ def launch_linearization(engine: Recorder, work: Linearization) -> Launched[Prod
         return Launched(work.run)
     recorded = engine.graphs.made(
         product_name(work.curvature),
-        partial(RecordedProduct, work.curvature, work.batch),
+        partial(RecordedProduct, work.curvature, work.batch, work.room is not None),
         work.batch,
     )
     if recorded is None:
@@ -39,6 +40,7 @@ class RecordedLinearization:
     Args:
         curvature: linearises the network.
         batch: samples in the shape of those that `load` will get.
+        keeps_jacobian: whether products are by J, in the memory of the recording.
         capture: records a function.
         network: the model, on aliases of its parameters.
         prepare: what else to replay before the products.
@@ -51,22 +53,24 @@ class RecordedLinearization:
         self,
         curvature: Curvature,
         batch: Batch,
+        keeps_jacobian: bool,
         capture: Capture,
         network: Network,
         prepare: Callable[[], object] = lambda: None,
     ) -> None:
         self._batch = batch.map(Tensor.clone)
+        room = torch.empty if keeps_jacobian else None
 
         def linearize() -> Product:
             prepare()
-            return curvature.flat_product(network, self._batch)
+            return curvature.flat_product(network, self._batch, room)
 
         self.recorded = capture(network, linearize, rehearsal=linearize)
         self.recorded.graph.replay()
 
     @property
     def product(self) -> Product:
-        """v → Hv summed over the samples, for other recordings: reads the saved activations."""
+        """v → Hv summed over the samples, for other recordings: reads activations, or J."""
         return self.recorded.result
 
     def load(self, batch: Batch) -> None:
@@ -81,16 +85,22 @@ class RecordedProduct:
     Args:
         curvature: linearises the network.
         batch: samples in the shape of those that `load` will get.
+        keeps_jacobian: whether products are by J.
         capture: records a function.
         network: the model, on aliases of its parameters.
     """
 
     def __init__(
-        self, curvature: Curvature, batch: Batch, capture: Capture, network: Network
+        self,
+        curvature: Curvature,
+        batch: Batch,
+        keeps_jacobian: bool,
+        capture: Capture,
+        network: Network,
     ) -> None:
         self._vector = vector = network.parameters.copy()
         self._linearization = linearization = RecordedLinearization(
-            curvature, batch, capture, network
+            curvature, batch, keeps_jacobian, capture, network
         )
         apply = partial(linearization.product, vector)
         self._product = capture(network, apply, rehearsal=apply, after=linearization.recorded)
