@@ -11,6 +11,7 @@ from torch import nn
 from krylov_descent import KSD, HessianFree, NonlinearCG
 from krylov_descent.algorithms.basis_storage import Storage, StoredBasis
 from krylov_descent.cuda.engine import CudaEngine
+from tests.engines import engine_of
 from tests.optimizers.nets import classes, net, parameters_of
 
 pytestmark = pytest.mark.gpu
@@ -43,7 +44,7 @@ def three_steps(name: str) -> tuple[torch.Tensor, bool]:
     for _ in range(3):
         assert optimizer.step(classes(200, torch.float64)).status.moved
     assert not optimizer.objective.ranks.traffic
-    engine = optimizer.objective.engine
+    engine = engine_of(optimizer)
     assert isinstance(engine, CudaEngine)
     return parameters_of(model).cpu(), engine.graphs.has("basis of gauss-newton")
 
