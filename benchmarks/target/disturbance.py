@@ -29,7 +29,9 @@ def share(run: Section, others: list[Section]) -> float | None:
 
 
 def is_disturbed(run: Section, others: list[Section]) -> bool:
-    """Whether a run made less than half of the passes of others."""
+    """Whether a run made less than half of the passes of others, not for its setting's sake."""
+    if run.get("slow"):
+        return False
     found = share(run, others)
     return found is not None and found < LEAST
 
