@@ -405,6 +405,18 @@ def test_buffers_that_are_expanded_or_parameters_are_left_alone() -> None:
 # Findings -----------------------------------------------------------------------------------------
 
 
+def test_an_error_notes_that_the_data_have_another_dtype() -> None:
+    inputs, targets = (t.double() for t in DATA)
+    with pytest.raises(RuntimeError) as caught:
+        Objective(_net(), nn.MSELoss()).value((inputs, targets))
+    (note,) = caught.value.__notes__
+    assert "torch.float64" in note
+    assert "torch.float32" in note
+    with pytest.raises(RuntimeError) as caught:
+        Objective(_net(), nn.MSELoss()).value((DATA[0][:, :1], DATA[1]))
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_values_and_derivatives_have_an_epsilon_each() -> None:
     objective = Objective(_net(), nn.MSELoss())
     objective.value(DATA)

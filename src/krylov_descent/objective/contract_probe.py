@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from krylov_descent.objective.batches import Batch
+from krylov_descent.objective.batches import Batch, floating_tensors_in
 from krylov_descent.objective.layers.graph_walks import leaves
 from krylov_descent.objective.layers.layer_trust import trusted_layers
 from krylov_descent.objective.layers.linear_layers import recorded_linear_layers
@@ -357,9 +357,24 @@ def _forward_differentiates(network: Network, few: Batch) -> bool:
             try:
                 network.sample_losses(few)
             except RuntimeError as another:
-                raise (another if is_out_of_memory(another) else problem) from None
+                if is_out_of_memory(another):
+                    raise
+                _note_dtypes(problem, network, few)
+                raise problem from None
         return True
     return False
+
+
+def _note_dtypes(problem: RuntimeError, network: Network, few: Batch) -> None:
+    """Add to an error of the forward pass that the data have another dtype than the parameters."""
+    dtype = network.parameters.dtype
+    for tensor in floating_tensors_in((few.inputs, few.targets)):
+        if tensor.dtype != dtype:
+            problem.add_note(
+                f"The data have a tensor of {tensor.dtype}, and the parameters are {dtype}: "
+                f"convert one of them, as by tensor.to({dtype})."
+            )
+            return
 
 
 def _check_repeats(model: nn.Module, first: Tensor, second: Tensor) -> None:
