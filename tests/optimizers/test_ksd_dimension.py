@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_iris
 from torch import nn
 
 from krylov_descent import KSD, Status
@@ -113,8 +114,42 @@ def space_of(rows: int) -> Subspace:
 def test_the_number_grows_where_the_model_keeps_its_promise(decrease: float, expected: int) -> None:
     """Even if one direction would have done: 10 become 40 or 13, and otherwise 10 / 1.3."""
     group = {DIRECTIONS: 10}
-    learn(group, space_of(10), decrease, list(range(1, 11)), most=1000)
+    learn(group, space_of(10), decrease, list(range(1, 11)), on_all=True, most=1000)
     assert group[DIRECTIONS] == expected
+
+
+@pytest.mark.parametrize(
+    ("now", "decrease", "on_all", "expected"),
+    [
+        (8, 0.09, True, 10),
+        (18, 0.09, True, 20),
+        (20, 0.09, True, 15),
+        (8, 0.11, True, 6),
+        (8, 0.09, False, 6),
+    ],
+)
+def test_a_promise_that_was_not_kept_at_all_brings_the_usual_number(
+    now: int, decrease: float, on_all: bool, expected: int
+) -> None:
+    """If B is all of the data: otherwise, and with 20 or more, it falls to now / 1.3."""
+    group = {DIRECTIONS: now}
+    work = list(range(1, now + 1))
+    reason = learn(group, space_of(now), decrease, work, on_all=on_all, most=1000)
+    assert group[DIRECTIONS] == expected
+    assert ("far off" in reason) == (expected > now)
+
+
+def test_a_plateau_does_not_take_the_directions_away() -> None:
+    """Iris: with five directions the loss stayed at 0.05, where 20 reach 1e-3 in a few steps."""
+    inputs, labels = load_iris(return_X_y=True)
+    x = torch.tensor((inputs - inputs.mean(0)) / inputs.std(0), dtype=torch.float32)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 100), nn.ReLU(), nn.Linear(100, 3))
+    optimizer = KSD(model, nn.CrossEntropyLoss())
+    results = [optimizer.step((x, torch.tensor(labels))) for _ in range(20)]
+    far_off = [result for result in results if "far off" in result.dimension_reason]
+    assert far_off
+    assert all(result.loss_after < 0.1 for result in results[-1:])
 
 
 def test_a_linear_model_is_solved_in_a_few_steps() -> None:
@@ -137,7 +172,7 @@ def test_little_memory_bounds_the_number(most: int, expected: int) -> None:
     """It may grow to 39, but not beyond what fits in, which may be less than the first number."""
     group = {DIRECTIONS: 30}
     work = [1.0] * 29 + [0.1]  # the last direction makes all of them cheap
-    reason = learn(group, space_of(30), 0.5, work, most=most)
+    reason = learn(group, space_of(30), 0.5, work, on_all=False, most=most)
     assert group[DIRECTIONS] == expected
     assert reason == f"the last directions were worth their products; the next step has {expected}"
 

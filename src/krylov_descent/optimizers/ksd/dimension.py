@@ -10,6 +10,10 @@ Where the model nearly keeps its promise, this looks too short a way ahead: on a
 one basis of 2k directions goes further than two of k. There the number grows as well, and fast
 where the model is exact.
 
+Where the step kept hardly anything of the promise, the promise says nothing about the first k
+directions either. If B is all of the data, the number then grows to the usual one; if it is a part
+of them, the promise was of the samples in B, and more directions would fit these.
+
 Before Kronecker factors replace the diagonal, the number stays moderate unless the model is right:
 after a given number of steps the factors do better with few directions than many without them.
 
@@ -40,6 +44,9 @@ NEARLY_ALL = 0.9
 # Of the decrease that the model promised, and how fast the number grows where it is exact.
 # Other functions than quadratic ones may seem exact by chance, on a plateau for example.
 KEPT, EXACT, EXACT_GROWTH = (0.85, 1.05), (0.9999, 1.0001), 4.0
+# Of the decrease that the model promised: below it the model tells nothing about the number
+# (`results/trials/far_off.json`).
+FAR_OFF = 0.1
 DIRECTIONS = "directions"  # of the next step
 ENTRIES = (DIRECTIONS,)
 
@@ -69,6 +76,7 @@ def learn(
     decrease: float,
     work: Sequence[float],
     *,
+    on_all: bool,
     most: int,
     enough: float = math.inf,
 ) -> str:
@@ -81,6 +89,7 @@ def learn(
         subspace: of a step that was taken, with as many directions as the entry says.
         decrease: by the step.
         work: of a step with 1, 2, ... directions, as many as the subspace has or more.
+        on_all: whether B is all of the data.
         most: the largest number of directions, unless it is less than `USUAL`.
         enough: beyond it the number does not grow merely because its directions were worth it.
     """
@@ -94,6 +103,8 @@ def learn(
         wanted, why = EXACT_GROWTH * now, "the quadratic model was exact"
     elif KEPT[0] * promised[-1] < decrease < KEPT[1] * promised[-1]:
         wanted, why = GROWTH * now, "the quadratic model nearly kept its promise"
+    elif on_all and now < USUAL and decrease < FAR_OFF * promised[-1]:
+        wanted, why = min(GROWTH * now, USUAL), "the quadratic model was far off"
     elif best > NEARLY_ALL * made:
         wanted = min(GROWTH * now, max(now, enough))
         why = "the last directions were worth their products"

@@ -259,6 +259,7 @@ class Iteration:
                 + evaluations * work.evaluation(searched, k)
                 for k in rows
             ],
+            on_all=samples == account["samples"],
             most=longest_basis(self._objective),
             enough=directions.USUAL if self._schedule.awaits_factors(group) else math.inf,
         )
