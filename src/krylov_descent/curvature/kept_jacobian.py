@@ -159,7 +159,8 @@ def _nobody() -> None:
 class Room:
     """Memory for Jacobians, used again when the product that they were for is gone.
 
-    The system takes longer to give new memory than the numbers of J take to compute.
+    On a CPU the system takes longer to give new memory than the numbers of J take to compute. On
+    other devices torch itself keeps memory for reuse.
     """
 
     def __init__(self) -> None:
@@ -174,6 +175,8 @@ class Room:
         self, owner: object, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         """An uninitialised matrix [rows, columns], for the life of the owner, who may take more."""
+        if device.type != "cpu":
+            return torch.empty(rows, columns, dtype=dtype, device=device)
         if self._owner() is not owner:
             if self._owner() is not None:
                 self._parts = []
@@ -199,6 +202,7 @@ def gauss_newton(network: Network, batch: Batch, room: MakeRoom = torch.empty) -
 
     Raises:
         NoJacobianError: the rows cannot be had from linear functions.
+        RuntimeError: see `Network.check_leaves`.
     """
     parameters = network.parameters
     uses = Uses(parameters.tensors)
@@ -206,6 +210,7 @@ def gauss_newton(network: Network, batch: Batch, room: MakeRoom = torch.empty) -
         outputs = network.outputs(batch, eager=True)
     middle = network.output_hessian(outputs, batch)
     found = floating_tensors_in(outputs)
+    network.check_leaves(found)
     shapes, rows = [z.shape for z in found], [z.numel() for z in found]
     dtype, device = parameters.dtype, parameters.device
     matrix = room(sum(rows), parameters.numel, dtype=dtype, device=device)

@@ -44,9 +44,10 @@ from krylov_descent.curvature.route_checks import (
     check_by_forward_mode,
 )
 from krylov_descent.objective.batches import Batch, Stream, as_samples
-from krylov_descent.objective.contract_probe import PROBE_SAMPLES, Findings, kept_bytes
+from krylov_descent.objective.contract_probe import PROBE_SAMPLES, Findings
 from krylov_descent.objective.network import Network
 from krylov_descent.objective.objective import Objective
+from krylov_descent.objective.pass_measures import kept_bytes
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
 
 __all__ = ["Curvature", "CurvatureError", "CurvatureKind", "CurvatureProduct", "Product"]
@@ -181,7 +182,7 @@ class Curvature:
 
     def give_up_jacobian(self) -> None:
         """Compute all further products without J."""
-        self._jacobian_bytes = math.inf
+        self._jacobian_bytes, self._room = math.inf, kept_jacobian.Room()
 
     def check(self, objective: Objective, batch: Batch) -> None:
         """Check on a few samples that the route gives the whole curvature; once for a model.

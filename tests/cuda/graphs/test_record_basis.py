@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from krylov_descent import KSD, Status, StepResult
 from krylov_descent.cuda.graphs.capture import Recorded
 from krylov_descent.cuda.graphs.record_basis import RecordedSpace
+from krylov_descent.objective.contract_probe import PROBE_SAMPLES
 from tests.engines import RECORDING, check_alike, device_of, engine_of, record_on_tape, use
 from tests.optimizers.nets import classes, net
 from tests.preconditioners import at_once
+from tests.terms import laplace, points, small_net, two_at_once
 
 Data = tuple[Tensor, Tensor]
 BASIS = "basis of gauss-newton"
@@ -199,3 +201,23 @@ def test_a_number_of_the_preconditioner_may_change(engine: str) -> None:
 
     for name in ("fisher-diagonal", "kronecker"):
         check_alike(steps(engine, name), steps("eager", name), rel=1e-6)
+
+
+@pytest.mark.parametrize("engine", RECORDING)
+def test_a_step_goes_on_by_autograd_where_the_rows_of_a_jacobian_cannot_be_had(engine: str) -> None:
+    """That shows with many points only, so in the first recording."""
+
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        few = len(x) <= PROBE_SAMPLES
+        return laplace(net, x.detach().requires_grad_()) if few else two_at_once(net, x)
+
+    def steps(one: str) -> list[StepResult]:
+        model, data = small_net().to(device_of(engine)), points(40).to(device_of(engine))
+        loss, D = nn.MSELoss(reduction="none"), at_once("fisher-diagonal")
+        made = KSD(model, loss, forward=forward, preconditioner=D, **SMALL)
+        optimizer = use(one, made)
+        results = [optimizer.step((data, data.new_zeros(40))) for _ in range(4)]
+        assert one == "eager" or BASIS in engine_of(optimizer).graphs.names
+        return results
+
+    check_alike(steps(engine), steps("eager"), rel=1e-6)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from krylov_descent.cuda.graphs.aliased_network import Aliased
 from krylov_descent.cuda.graphs.basis_room import BasisRoom
 from krylov_descent.cuda.graphs.capture import Capture, Part, Recording
+from krylov_descent.curvature.kept_jacobian import NoJacobianError
 from krylov_descent.objective.batches import Batch, tensors_in
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
@@ -200,6 +201,9 @@ class GraphCache:
             make: makes the object, unless it is cached for a batch of this shape.
             batch: samples.
             fixed: tensors that the object reads in place.
+
+        Raises:
+            NoJacobianError: products were to be by J, and can be recorded without it.
         """
         if not self._may_be_recorded(name):
             return None
@@ -234,6 +238,8 @@ class GraphCache:
                 return None
             try:
                 recorded = record(Aliased(self._network))
+            except NoJacobianError:
+                raise
             except RuntimeError as problem:
                 if is_out_of_memory(problem):
                     raise

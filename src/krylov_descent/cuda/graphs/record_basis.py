@@ -21,6 +21,7 @@ from krylov_descent.cuda.graphs.parallel_branches import side_by_side
 from krylov_descent.cuda.graphs.record_product import RecordedLinearization
 from krylov_descent.cuda.graphs.recorder import Recorder
 from krylov_descent.cuda.triton.entry import basis_operations, under_way
+from krylov_descent.curvature.kept_jacobian import NoJacobianError
 from krylov_descent.curvature.krylov_basis import Basis, KrylovBasis
 from krylov_descent.curvature.preconditioners.preconditioner import InPlace
 from krylov_descent.curvature.products import Curvature, CurvatureProduct
@@ -83,7 +84,10 @@ def _recorded(
         keeps_jacobian = product.keeps_jacobian
         return RecordedSpace(work.curvature, D, batch, keeps_jacobian, slots, capture, network)
 
-    recorded = engine.graphs.made(_name(work), make, batch, fixed=(slots, *D.tensors))
+    try:
+        recorded = engine.graphs.made(_name(work), make, batch, fixed=(slots, *D.tensors))
+    except NoJacobianError:  # the eager basis finds other products, which the next step records
+        return None
     if recorded is not None:
         recorded.load(batch, work.gradient, product.scale)
     return recorded
