@@ -18,8 +18,8 @@ from krylov_descent.curvature.double_backward import gauss_newton
 from krylov_descent.curvature.lean_functions import LeanFunctions
 from krylov_descent.curvature.products import Curvature, CurvatureKind
 from krylov_descent.objective.batches import Batch
-from krylov_descent.objective.contract_probe import kept_bytes
 from krylov_descent.objective.objective import Objective
+from krylov_descent.objective.pass_measures import kept_bytes
 
 
 class Checkpointed(nn.Sequential):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from krylov_descent.curvature.products import Curvature
-from krylov_descent.objective.contract_probe import PROBE_SAMPLES, buffers_kept
+from krylov_descent.objective.buffers import buffers_kept
+from krylov_descent.objective.contract_probe import PROBE_SAMPLES
 from krylov_descent.objective.losses import LossContractError
 from krylov_descent.objective.objective import Objective
 from krylov_descent.runtime.precision import derivatives_in_tf32

@@ -18,8 +18,7 @@ forward pass computes, and whether the forward pass itself differentiates.
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.objective.batches import Batch, floating_tensors_in
+from krylov_descent.objective.buffers import buffers_kept
 from krylov_descent.objective.layers.graph_walks import leaves
 from krylov_descent.objective.layers.layer_trust import trusted_layers
 from krylov_descent.objective.layers.linear_layers import recorded_linear_layers
@@ -37,9 +37,10 @@ from krylov_descent.objective.layers.parameter_writes import (
 )
 from krylov_descent.objective.losses import LossContractError
 from krylov_descent.objective.network import Network
+from krylov_descent.objective.pass_measures import CoarsestArithmetic, activation_bytes
 from krylov_descent.runtime.messages import first_line, is_out_of_memory
 from krylov_descent.runtime.precision import TF32_EPSILON, epsilon_of, forward_precision
-from krylov_descent.runtime.private import DispatchMode, modules_in, own_buffers
+from krylov_descent.runtime.private import modules_in
 
 PROBE_SAMPLES = 8
 # Relative tolerances. Rounding differs a little between batch sizes, and more in low precision.
@@ -163,7 +164,7 @@ def probe(network: Network, batch: Batch, model_signature: Signature) -> Finding
         differentiates = _forward_differentiates(network, few)
         check_parameters()
         mode = torch.enable_grad() if differentiates else torch.no_grad()
-        with mode, _CoarsestArithmetic(network.parameters.dtype) as arithmetic:
+        with mode, CoarsestArithmetic(network.parameters.dtype) as arithmetic:
             whole = network.sample_losses(few, eager=True).detach().double()
         coarsest, device = arithmetic.coarsest, network.parameters.device
         with mode:
@@ -208,128 +209,6 @@ def _gradients(losses: Tensor, parameters: list[Tensor]) -> Sequence[Tensor | No
             "with sparse=False"
         )
     return found
-
-
-@contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Context manager that restores every buffer bit for bit, except views of parameters."""
-    before = [
-        (module, name, buffer, buffer.clone())
-        for module in modules_in(model)
-        for name, buffer in own_buffers(module)
-    ]
-    places = (p.untyped_storage().data_ptr() for p in model.parameters())
-    parameters = set(places) if before else set()
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, copy in before:
-                setattr(module, name, buffer)  # the forward pass may have replaced it
-                shared = buffer.untyped_storage().data_ptr() in parameters
-                if not shared and not _is_expanded(buffer):
-                    buffer.copy_(copy)
-
-
-def _is_expanded(tensor: Tensor) -> bool:
-    """Whether several entries share one memory location, so that torch refuses writes."""
-    return any(s == 0 and size > 1 for s, size in zip(tensor.stride(), tensor.shape, strict=True))
-
-
-def activation_bytes(network: Network, few: Batch) -> float:
-    """Bytes of activations that a backward pass keeps per sample, at least 1."""
-
-    def kept(batch: Batch) -> int:
-        return kept_bytes(lambda: network.sample_losses(batch), network.parameters.tensors)
-
-    if few.size == 1:
-        return max(1.0, float(kept(few)))
-    half = few.rows(0, few.size // 2)
-    return max(1.0, (kept(few) - kept(half)) / (few.size - half.size))
-
-
-def kept_bytes(function: Callable[[], Any], parameters: list[Tensor]) -> int:
-    """Bytes that autograd saves in `function()`, without parameters, plus those of its result."""
-    try:
-        with _SavedBytes(parameters) as saved:
-            result = function()
-        return saved.bytes + (result.nbytes if isinstance(result, Tensor) else 0)
-    except RuntimeError as problem:
-        if is_out_of_memory(problem):
-            raise
-        # Hooks on saved tensors fail if the forward pass uses transforms of torch.func. The bytes
-        # of all computed tensors are an upper bound.
-        made = _ResultBytes()
-        with made:
-            function()
-        return made.bytes
-
-
-class _ResultBytes(DispatchMode):
-    """Dispatch mode that counts the bytes of all results of operations, except views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            self.bytes += sum(tensor.nbytes for tensor in _tensors_of(result))
-        return result
-
-
-class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Counts the bytes that autograd saves: each storage once, parameters not at all."""
-
-    def __init__(self, parameters: list[Tensor]) -> None:
-        self._sizes: dict[int, int] = {}
-        self._parameters = {p.untyped_storage().data_ptr() for p in parameters}
-        super().__init__(self._pack, lambda tensor: tensor)
-
-    def __enter__(self) -> "_SavedBytes":  # type: ignore[override]
-        super().__enter__()
-        return self
-
-    @property
-    def bytes(self) -> int:
-        """Bytes saved so far."""
-        return sum(self._sizes.values())
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        try:
-            storage = tensor.untyped_storage()
-            address, size = storage.data_ptr(), storage.nbytes()
-        except RuntimeError:
-            # Inside transforms of torch.func a tensor has no storage: count each tensor.
-            address, size = -len(self._sizes) - 1, tensor.nbytes
-        if address not in self._parameters:
-            self._sizes[address] = size
-        return tensor
-
-
-class _CoarsestArithmetic(DispatchMode):
-    """Dispatch mode that finds the floating-point dtype with the fewest digits in any result."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.coarsest = dtype
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in _tensors_of(result):
-            if (
-                tensor.is_floating_point()
-                and torch.finfo(tensor.dtype).eps > torch.finfo(self.coarsest).eps
-            ):
-                self.coarsest = tensor.dtype
-        return result
-
-
-def _tensors_of(result: Any) -> list[Tensor]:
-    if isinstance(result, Tensor):
-        return [result]
-    return [t for t in result if isinstance(t, Tensor)] if isinstance(result, tuple | list) else []
 
 
 def _check_parameters(network: Network, losses: Tensor) -> None:

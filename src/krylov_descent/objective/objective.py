@@ -30,7 +30,8 @@ from krylov_descent.objective.term import LossOrTerms, Term
 from krylov_descent.objective.term_batches import TermBatch
 from krylov_descent.objective.terms import Terms
 from krylov_descent.runtime.engine import Engine
-from krylov_descent.runtime.ranks import ProcessGroup, Ranks
+from krylov_descent.runtime.process_group import ProcessGroup
+from krylov_descent.runtime.ranks import Ranks
 from krylov_descent.runtime.validation import check_counts
 
 CPU_ACTIVATION_MEMORY = 1 << 30

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent.objective.batches import Samples, Unusable, as_samples
-from krylov_descent.objective.contract_probe import buffers_kept
+from krylov_descent.objective.buffers import buffers_kept
 from krylov_descent.objective.network import Forward
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.term import LossOrTerms
@@ -29,8 +29,8 @@ from krylov_descent.optimizers.state_vectors import StateVectors
 from krylov_descent.runtime.descriptions import described, described_modules, name_of, tensors_of
 from krylov_descent.runtime.engine import Engine, StaleError
 from krylov_descent.runtime.private import holds_hooks
+from krylov_descent.runtime.process_group import ProcessGroup
 from krylov_descent.runtime.rank_agreement import check_alike, check_nobody_has_data
-from krylov_descent.runtime.ranks import ProcessGroup
 from krylov_descent.runtime.threads import step_turn
 from krylov_descent.runtime.validation import check_flags, check_not_negative, check_whole
 

@@ -28,7 +28,7 @@ from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.result import Status, StepResult
 from krylov_descent.runtime.precision import derivatives_in_tf32
-from krylov_descent.runtime.ranks import ProcessGroup
+from krylov_descent.runtime.process_group import ProcessGroup
 from krylov_descent.runtime.validation import check_counts, check_flags
 
 LAST_ITERATE = "last_iterate"  # of CG; another iterate may have been chosen as the step

@@ -30,7 +30,7 @@ from krylov_descent.objective.term import LossOrTerms
 from krylov_descent.optimizers.account import Account
 from krylov_descent.optimizers.base import Closure, DataOptimizer
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
-from krylov_descent.runtime.ranks import ProcessGroup
+from krylov_descent.runtime.process_group import ProcessGroup
 from krylov_descent.runtime.validation import check_counts
 
 DIRECTION, GRADIENT = "direction", "gradient"

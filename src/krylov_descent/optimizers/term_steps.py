@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
-from krylov_descent.objective.contract_probe import buffers_kept
+from krylov_descent.objective.buffers import buffers_kept
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.terms import Terms
 from krylov_descent.optimizers.bound_data import is_of_checkpoint_tool

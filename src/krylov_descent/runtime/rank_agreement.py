@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from krylov_descent.runtime.checksums import checksums
-from krylov_descent.runtime.ranks import FIRST, Ranks
+from krylov_descent.runtime.process_group import FIRST
+from krylov_descent.runtime.ranks import Ranks
 
 SHOWN = 5  # the most differences that an error message names
 MOST_NUMBERS = 10  # the most numbers that the other ranks take from rank 0

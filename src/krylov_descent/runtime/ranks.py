@@ -21,7 +21,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,9 +30,7 @@ from torch import Tensor
 from krylov_descent.runtime.failure_notice import Ending, Exchange, FailureNotice
 from krylov_descent.runtime.messages import first_line
 from krylov_descent.runtime.private import default_store
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+from krylov_descent.runtime.process_group import FIRST, ProcessGroup, checked_group, place_in
 
 # Torch 2.13 renamed these two functions.
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(
@@ -42,12 +40,7 @@ _reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or ge
     dist, "reduce_scatter_tensor", None
 )
 
-# A mesh must be one-dimensional; None means all processes. The annotation is a string because a
-# torch built without torch.distributed has neither class.
-ProcessGroup: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"
-
 OutOfMemory = torch.OutOfMemoryError  # a RuntimeError that is no failure of the network
-FIRST = 0  # the rank whose numbers all ranks use
 UNKNOWN = -1  # stands for the unknown length of a stream
 
 
@@ -111,8 +104,8 @@ class Ranks:
 
     def __init__(self, device: torch.device, process_group: ProcessGroup = None) -> None:
         self.device = device
-        self._group = None if process_group is None else _checked_group(process_group)
-        self.rank, self.size = _place_in(self._group)
+        self._group = None if process_group is None else checked_group(process_group)
+        self.rank, self.size = place_in(self._group)
         self.together = self.size > 1
         # The global rank, which torch expects as the source of a broadcast.
         self._first = dist.get_global_rank(self._group, FIRST) if self._group else FIRST
@@ -147,7 +140,7 @@ class Ranks:
     def check_group(self, who: str) -> None:
         """Raise RuntimeError if the process group changed after the optimiser `who` was made."""
         try:
-            rank, size = _place_in(self._group)
+            rank, size = place_in(self._group)
         except ValueError:  # the group was destroyed
             rank, size = FIRST, 1
         if (rank, size) == (self.rank, self.size):
@@ -477,39 +470,6 @@ class _OwnWork:
             return False
         self._ranks.fail(problem)
         return True
-
-
-def _place_in(group: Any) -> tuple[int, int]:
-    """(rank, size) of this process in a group; None means the group of all processes.
-
-    Raises:
-        ValueError: the group was destroyed.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        return FIRST, 1
-    return dist.get_rank(group), dist.get_world_size(group)
-
-
-def _checked_group(given: Any) -> Any:
-    """The ProcessGroup from a user's `process_group`; raises TypeError or ValueError."""
-    if isinstance(given, vars(dist)["DeviceMesh"]):
-        if given.ndim != 1:
-            raise ValueError(
-                f"`process_group` is a DeviceMesh of {given.ndim} dimensions: give the one along "
-                "which the data are divided, mesh[name]"
-            )
-        given = given.get_group()
-    if given == dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError(
-            f"this process, rank {dist.get_rank()}, is not in `process_group`: make the optimiser "
-            "on the ranks of the group only, or give each rank a group that it is in"
-        )
-    if not isinstance(given, dist.ProcessGroup):
-        raise TypeError(
-            "`process_group` must be a torch.distributed.ProcessGroup, a DeviceMesh of one "
-            f"dimension or None, found {type(given).__name__}"
-        )
-    return given
 
 
 def _message(problem: Exception) -> str:

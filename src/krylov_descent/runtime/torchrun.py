@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from krylov_descent.runtime.messages import first_line
-from krylov_descent.runtime.ranks import FIRST, RankError
+from krylov_descent.runtime.process_group import FIRST
+from krylov_descent.runtime.ranks import RankError
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from krylov_descent.optimizers.ksd.preconditioner_schedule import (
 from krylov_descent.optimizers.snapshot import Snapshot
 from krylov_descent.runtime.descriptions import described
 from krylov_descent.runtime.precision import tf32_suggests_itself
-from krylov_descent.runtime.ranks import ProcessGroup
+from krylov_descent.runtime.process_group import ProcessGroup
 from krylov_descent.runtime.validation import (
     check_counts,
     check_counts_or_auto,
