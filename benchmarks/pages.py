@@ -21,7 +21,7 @@ import torch
 from benchmarks.catalogue import PARTS
 from benchmarks.parts import NOT_MEASURED, Part, Sections, View, result_folder
 from benchmarks.records import read_all
-from krylov_descent.laboratory.exhibit_lines import headings, lines
+from krylov_descent.laboratory.exhibit_lines import MISSING, headings, lines
 from krylov_descent.laboratory.figures import draw_convergence
 from krylov_descent.laboratory.reproduce import BEST, HF, Exhibit, exhibit
 
@@ -101,13 +101,19 @@ def fill(text: str, results: Path, page: str = "the page") -> str:
 
 
 def exhibit_table(shown: Exhibit, base: Path) -> str:
-    """A table of the paper as Markdown."""
-    head = headings(shown)
+    """A table of the paper as Markdown, and below it what was not run."""
+    head, not_run, row = headings(shown), dict[str, list[str]](), ""
     text = [f"| | {' | '.join(head)} |", "| --- |" + " ---: |" * len(head)]
     for name, *columns in lines(shown, base):
-        title = name if columns else f"**{name}**"
+        if columns == [MISSING]:
+            not_run.setdefault(name, []).append(row)
+            continue
+        row, title = (row, name) if columns else (name, f"**{name}**")
         cells = [title, *columns, *([""] * (len(head) - len(columns)))]
         text.append(f"| {' | '.join(cells)} |")
+    if not_run:
+        of_rows = (f"{name} on {', '.join(rows)}" for name, rows in not_run.items())
+        text += ["", f"Not run: {'; '.join(of_rows)}."]
     return "\n".join(text)
 
 
@@ -159,7 +165,8 @@ OF_SPEECH = {"frames": frames_table, "words": words_table}
 
 def draw_exhibit(shown: Exhibit, base: Path, folder: Path) -> None:
     """A figure of the paper, from the runs that are there."""
-    runs = {cell.column: cell.folder(base) for cell in shown.cells}
+    folders = {cell.column: cell.folder(base) for cell in shown.cells}
+    runs = {column: folder for column, folder in folders.items() if folder.started}
     path = folder / f"{shown.name}.png"
     draw_convergence(runs, path, title=shown.title, error="training error")
 

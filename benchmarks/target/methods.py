@@ -116,7 +116,7 @@ def settings_of(method: str, row: str | None) -> dict[str, Any]:
         return options
     if (chosen.kind or method) == "ksd" and row is not None:
         cells = exhibit("table2").of_rows([row])
-        (settings,) = (c.settings for c in cells if c.column == chosen.column)
+        settings = next(c.settings for c in cells if c.column == chosen.column)
         options.update(settings.optimizer_options)
     return options if chosen.tf32 is None else {**options, "tf32": chosen.tf32}
 

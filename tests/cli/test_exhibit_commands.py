@@ -7,7 +7,7 @@ import pytest
 
 from krylov_descent.laboratory.limits import Limits
 from krylov_descent.laboratory.replays import file_name
-from krylov_descent.laboratory.reproduce import BEST, EXHIBITS, HF, PAPER, Cell, Exhibit
+from krylov_descent.laboratory.reproduce import DEFAULTS, EXHIBITS, HF, PAPER, Cell, Exhibit
 from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.sources import SOURCES, Source
 from tests.cli.asking import OPTIONS, TINY, Ksd, fits
@@ -24,7 +24,7 @@ def small_exhibits(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     cells = tuple(
         Cell(row="curves", column=column, settings=replace(settings, optimizer=optimizer))
-        for column, optimizer in ((HF, "adam"), (BEST, "sgd"))
+        for column, optimizer in ((HF, "adam"), (DEFAULTS, "sgd"))
     )
     mnist = RunSettings(problem="mnist-autoencoder", optimizer="adam")
     missing = Cell(row="mnist-autoencoder", column=HF, settings=mnist)
@@ -149,7 +149,7 @@ def test_the_splits_of_a_row_share_a_line_and_yardsticks_stand_beside(
     assert re.search(rf"\n    Regression +{number} +{number} *\n", shown)
     assert re.search(r"\n    Later +missing", shown)
     means = json.loads(Path("runs/reproduce/table0.json").read_text())["means"]
-    assert [(mean["column"], mean["test"]["splits"]) for mean in means] == [
+    assert [(mean["column"], mean["test"]["runs"]) for mean in means] == [
         (HF, 3),
         (PAPER, 3),
         ("Regression", 3),

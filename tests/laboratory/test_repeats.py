@@ -9,7 +9,7 @@ def test_the_interval_is_students() -> None:
     values = [0.05, 0.07, 0.04, 0.11, 0.05]
     found = estimate(values)
     low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
-    assert found.splits == 5
+    assert found.runs == 5
     assert found.half_width is not None
     assert found.mean - found.half_width == pytest.approx(low)
     assert found.mean + found.half_width == pytest.approx(high)

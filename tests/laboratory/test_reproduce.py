@@ -1,8 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from krylov_descent.laboratory.choices import UnknownNameError
+from krylov_descent.laboratory.contenders import PAPER_METHOD
 from krylov_descent.laboratory.problems import PROBLEMS, starcraft
 from krylov_descent.laboratory.problems.mnist import PUBLISHED as MNIST_PUBLISHED
 from krylov_descent.laboratory.reproduce import (
@@ -21,7 +23,7 @@ from krylov_descent.laboratory.reproduce import (
 AUTOENCODERS = ("curves", "curves-code-6", "mnist-autoencoder")
 
 
-def test_table2_has_all_problems_with_hf_and_two_forms_of_ksd_or_three() -> None:
+def test_table2_has_all_problems_with_hf_and_forms_of_ksd_three_times() -> None:
     table = exhibit("table2")
     rows = [row for row in table.rows if row not in FORMS]
     assert rows == [name for name in PROBLEMS if name in rows]
@@ -29,15 +31,29 @@ def test_table2_has_all_problems_with_hf_and_two_forms_of_ksd_or_three() -> None
     for row in table.rows:
         if row.startswith(starcraft.NAME):
             continue
-        cells = {cell.column: cell.settings for cell in table.of_rows([row])}
+        lines = by_line(table.of_rows([row]))
         more = [DIAGONAL] if row in AUTOENCODERS else []
-        assert list(cells) == [HF, PAPER, BEST, *more]
-        optimizers = [settings.optimizer for settings in cells.values()]
-        assert optimizers == ["hf", "ksd-paper", "ksd", *(["ksd"] if more else [])]
+        assert [column for _, column in lines] == [HF, DEFAULTS, PAPER, BEST, *more]
+        first = [cells[0].settings for cells in lines.values()]
+        optimizers = [settings.optimizer for settings in first]
+        assert optimizers == ["hf", "ksd", "ksd-paper", "ksd", *(["ksd"] if more else [])]
+        assert first[1].optimizer_options == {}
         problem, options = FORMS.get(row, (row, {}))
-        for settings in cells.values():
+        for settings in first:
             assert (settings.problem, settings.problem_options) == (problem, options)
-        assert all(settings.limits.early_stop for settings in cells.values())
+        assert all(settings.limits.early_stop for settings in first)
+        for cells in lines.values():
+            assert [cell.settings.seed for cell in cells] == [0, 1, 2]
+            assert len({repr(replace(cell.settings, seed=0)) for cell in cells}) == 1
+
+
+def test_hf_and_ksd_have_one_precision() -> None:
+    """KSD chooses tf32 by itself, so it is not given to any of its forms."""
+    for name in ("table2", "figure1", "figure2"):
+        for cell in exhibit(name).cells:
+            options = cell.settings.optimizer_options
+            assert options.get("tf32") == (True if cell.settings.optimizer == "hf" else None)
+    assert "tf32" not in PAPER_METHOD
 
 
 @pytest.mark.parametrize(
@@ -46,7 +62,7 @@ def test_table2_has_all_problems_with_hf_and_two_forms_of_ksd_or_three() -> None
 def test_starcraft_has_its_methods_on_ten_splits(row: str, options: dict[str, str]) -> None:
     lines = by_line(exhibit("table2").of_rows([row]))
     methods = [column for _, column in lines]
-    assert methods == [HF, PAPER, BEST, "L-BFGS", "Logistic regression", "Gradient boosting"]
+    assert methods == [HF, DEFAULTS, PAPER, "L-BFGS", "Logistic regression", "Gradient boosting"]
     for cells in lines.values():
         assert [cell.split for cell in cells] == list(range(10))
         assert [cell.settings.problem_options for cell in cells] == [
@@ -67,6 +83,7 @@ def test_the_figures_have_both_methods_with_both_curvatures_and_lbfgs(name: str,
     ]
     assert runs == [
         ("ksd", None),
+        ("ksd", None),
         ("ksd-paper", None),
         ("ksd-paper", "hessian"),
         ("hf", None),
@@ -79,8 +96,9 @@ def test_the_figures_have_both_methods_with_both_curvatures_and_lbfgs(name: str,
 
 def test_a_figure_shares_the_runs_of_the_table(tmp_path: Path) -> None:
     table = {cell.folder(tmp_path).path: cell.settings for cell in exhibit("table2").cells}
-    shared = [cell for cell in exhibit("figure2").cells if cell.column in (BEST, PAPER, HF)]
-    assert len(shared) == 3
+    columns = (DEFAULTS, BEST, PAPER, HF)
+    shared = [cell for cell in exhibit("figure2").cells if cell.column in columns]
+    assert len(shared) == 4
     for cell in shared:
         assert table[cell.folder(tmp_path).path] == cell.settings
 
@@ -113,8 +131,8 @@ def test_the_quick_form_is_small_and_short_and_keeps_no_settings_of_the_full_one
     assert {name: (s.optimizer, s.optimizer_options) for name, s in settings.items()} == {
         DEFAULTS: ("ksd", {}),
         "KSD, Hessian": ("ksd", {"curvature": "hessian"}),
-        HF: ("hf", {}),
-        "HF, Hessian": ("hf", {"curvature": "hessian"}),
+        HF: ("hf", {"tf32": True}),
+        "HF, Hessian": ("hf", {"curvature": "hessian", "tf32": True}),
         "L-BFGS": ("lbfgs", {}),
     }
     full = exhibit("figure2").adapted("cuda", quick=False)
@@ -125,6 +143,7 @@ def test_the_quick_form_is_small_and_short_and_keeps_no_settings_of_the_full_one
 def test_no_two_columns_of_a_quick_table_are_the_same_run() -> None:
     table = exhibit("table2").adapted("cpu", quick=True)
     runs = [(cell.row, repr(cell.settings)) for cell in table.cells]
+    assert {cell.settings.seed for cell in table.cells} == {0}
     assert len(set(runs)) == len(runs)
     assert "ksd-paper" not in [cell.settings.optimizer for cell in table.cells]
     fisher = [cell for cell in table.cells if cell.column == DIAGONAL]

@@ -6,7 +6,7 @@ import pytest
 
 from krylov_descent.laboratory.problems import starcraft
 from krylov_descent.laboratory.record import RunFolder
-from krylov_descent.laboratory.reproduce import BEST, HF, PAPER, Cell, by_line, exhibit
+from krylov_descent.laboratory.reproduce import BEST, DEFAULTS, HF, PAPER, Cell, by_line, exhibit
 from krylov_descent.laboratory.results import (
     CURVE_POINTS,
     ratio_of,
@@ -94,7 +94,8 @@ def cell_folder(base: Path, row: str, column: str) -> RunFolder:
 def summary(base: Path) -> dict[tuple[str, str], dict[str, Any]]:
     found = json.loads(summarize(exhibit("table2"), base).read_text())
     assert found["title"] == "Table 2 of the paper"
-    return {(cell["row"], cell["column"]): cell for cell in found["cells"]}
+    first = [cell for cell in found["cells"] if "seed" not in cell]
+    return {(cell["row"], cell["column"]): cell for cell in first}
 
 
 def test_the_summary_of_nothing_has_every_cell_as_missing(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_splits_share_a_line_with_mean_interval_and_median_ratio(tmp_path: Path)
     assert list(means) == [HF, PAPER]
     assert means[PAPER]["row"] == starcraft.NAME
     assert means[PAPER]["test"]["mean"] == pytest.approx(0.2)
-    assert means[PAPER]["test"]["splits"] == 3
+    assert means[PAPER]["test"]["runs"] == 3
     # 0.1 / √3 times Student's t of 2 degrees of freedom, 4.3027.
     assert means[PAPER]["test"]["half_width"] == pytest.approx(0.24841, rel=1e-4)
     assert means[HF]["train"]["half_width"] == 0.0
@@ -169,7 +170,7 @@ def test_splits_cut_short_in_different_ways_have_no_ratio(tmp_path: Path) -> Non
     ratio = ratio_of_line(split_cells(PAPER), tmp_path)
     assert ratio is not None
     assert ratio.total is None
-    assert ratio_of_line(split_cells(BEST), tmp_path) is None
+    assert ratio_of_line(split_cells(DEFAULTS), tmp_path) is None
     assert ratio_of_line(split_cells(HF), tmp_path) is None
 
 
@@ -191,3 +192,16 @@ def test_only_ksd_is_measured_against_hf(tmp_path: Path) -> None:
     ended(cell_folder(tmp_path, "curves", BEST).path, KSD_POINTS)
     cells = exhibit("table2").of_rows(["curves"])
     assert [cell.column for cell in cells if ratio_of(cell, tmp_path) is not None] == [BEST]
+
+
+def test_seeds_share_a_line_and_the_first_has_the_curve(tmp_path: Path) -> None:
+    cells = by_line(exhibit("table2").cells)["curves", DEFAULTS]
+    for cell, test in zip(cells, (1.0, 2.0, 6.0), strict=True):
+        ended(cell.folder(tmp_path).path, [(0.0, 9.0), (2.0, test)])
+    found = json.loads(summarize(exhibit("table2"), tmp_path).read_text())
+    (mean,) = found["means"]
+    assert (mean["row"], mean["column"]) == ("curves", DEFAULTS)
+    assert (mean["test"]["mean"], mean["test"]["runs"]) == (3.0, 3)
+    there = [cell for cell in found["cells"] if cell["outcome"]]
+    assert [cell.get("seed", 0) for cell in there] == [0, 1, 2]
+    assert ["curve" in cell for cell in there] == [True, False, False]

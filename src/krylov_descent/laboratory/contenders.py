@@ -39,7 +39,6 @@ PAPER_METHOD: Options = {
     "preconditioner": "fisher-diagonal",
     "subset_size": "paper",
     "previous_steps": 1,
-    "tf32": False,
 }
 
 

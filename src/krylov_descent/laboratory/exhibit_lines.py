@@ -14,6 +14,7 @@ from krylov_descent.laboratory.results import Ratio, outcomes_of, ratio_of_line
 from krylov_descent.laboratory.sequence_exhibit import verdict
 
 Line = list[str]
+MISSING = "missing"
 SIGNS = {"": "", "at most": "≤ ", "at least": "≥ "}
 ERROR_HEADINGS = ["train", "test", "time / HF", "to equal error / HF"]
 TIME = ERROR_HEADINGS.index("time / HF")
@@ -45,7 +46,7 @@ def legend(exhibit: Exhibit, shown: Iterable[Line]) -> str | None:
         return "in brackets: ended before its limit" if brackets else None
     times = [texts[TIME] for texts in columns if len(texts) > TIME]
     signs = any(text == "-" or text.startswith(("≤", "≥")) for text in times)
-    # Splits may also be cut short in different ways, which leaves their median without a bound.
+    # Runs may also be cut short in different ways, which leaves their median without a bound.
     return "≥/≤: a time limit ended one of the runs; -: both, or different ones" if signs else None
 
 
@@ -54,7 +55,7 @@ def _solved(cell: Cell, base: Path) -> str:
     folder = cell.folder(base)
     found = verdict(folder)
     if found is None:
-        return "missing"
+        return MISSING
     if found.seconds is not None:
         return f"{found.seconds:.3g} s"
     wrong = f"{100 * found.error:.3g}%"
@@ -62,22 +63,23 @@ def _solved(cell: Cell, base: Path) -> str:
 
 
 def _errors(cells: list[Cell], base: Path) -> list[Line]:
-    """A problem's cells, those of several splits as their mean, then what the paper has."""
+    """A problem's lines, several runs as their mean, then what the paper has."""
     found: list[Line] = []
     published: list[Line] = []
     for (_, column), line in by_line(cells).items():
         outcomes = outcomes_of(line, base)
-        if len(outcomes) < len(line):
-            there = f" ({len(outcomes)} of {len(line)} there)" if outcomes else ""
-            found.append([column, f"missing{there}"])
+        if not outcomes:
+            found.append([column, MISSING])
             continue
-        problem = line[0].folder(base).config()["problem"]
+        there = f" ({len(outcomes)} of {len(line)})" if len(outcomes) < len(line) else ""
+        folders = [cell.folder(base) for cell in line]
+        problem = next(folder for folder in folders if folder.finished).config()["problem"]
         unit = problem["metric"]["unit"]
         errors = [
             _estimate(estimate([outcome["best"][part] for outcome in outcomes]), unit)
             for part in ("train", "test")
         ]
-        found.append([column, *errors, *_ratios(ratio_of_line(line, base))])
+        found.append([column + there, *errors, *_ratios(ratio_of_line(line, base))])
         published = [_published(row, unit) for row in problem["published"] if row["time"]]
     return found + published
 
@@ -94,7 +96,7 @@ def _error(value: float | None, unit: str) -> str:
 
 
 def _estimate(found: Estimate, unit: str) -> str:
-    """A mean with its 95% interval, where it is one of several splits."""
+    """A mean with its 95% interval, where it is one of several runs."""
     if found.half_width is None:
         return _error(found.mean, unit)
     scale, digits = (100, ".1f") if unit == "%" else (1, ".3g")

@@ -1,9 +1,9 @@
 """The paper's Table 2 and figures as cells: runs that are made once and then kept.
 
-A cell is one run with fixed settings; where data are few, there is one for each of several splits,
-and the table shows their mean. Its folder holds what every run folder holds; what is
-there already is not made again, so that a table can be filled over several sittings and on
-several machines. What is not there is shown as missing.
+A cell is one run with fixed settings. A line of a table has a cell for each of three seeds, or of
+ten splits where data are few, and shows their mean. A cell's folder holds what every run folder
+holds; what is there already is not made again, so that a table can be filled over several sittings
+and on several machines. What is not there is shown as missing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,9 +20,12 @@ from krylov_descent.laboratory.record import RunFolder
 from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
 
-PAPER, BEST, HF = "KSD, paper's settings", "KSD, best settings", "HF"
+HF, DEFAULTS = "HF", "KSD, defaults"
+PAPER, BEST = "KSD, paper's settings", "KSD, best settings"
 DIAGONAL = "KSD, Fisher diagonal"
-DEFAULTS = "KSD, defaults"
+SEEDS = 3
+# In the precision that KSD chooses by itself.
+HF_SETTINGS: dict[str, Any] = {"tf32": True}
 # The paper's table says 5 units; a curve through three points has six degrees of freedom, and the
 # other papers have 6.
 CURVES_CODE_6 = "curves-code-6"
@@ -37,30 +40,30 @@ FORMER: dict[str, Any] = {
     "dimension": 20,
     "bfgs_iterations": 30,
     "preconditioner": "fisher-diagonal",
-    "tf32": False,
 }
 # On the autoencoders the paper's preconditioner takes more directions than Kronecker factors.
 DIAGONAL_SETTINGS: dict[str, dict[str, Any]] = {
-    "curves": {**FORMER, "dimension": 40, "subset_size": 0.125, "tf32": True},
-    CURVES_CODE_6: {**FORMER, "dimension": 40, "subset_size": 0.125, "tf32": True},
-    "mnist-autoencoder": {**FORMER, "dimension": 80, "subset_size": 3_750, "tf32": True},
+    "curves": {**FORMER, "dimension": 40, "subset_size": 0.125},
+    CURVES_CODE_6: {**FORMER, "dimension": 40, "subset_size": 0.125},
+    "mnist-autoencoder": {**FORMER, "dimension": 80, "subset_size": 3_750},
 }
 # And with these fewer do, the more of them the harder the problem.
 KRONECKER_DIMENSIONS = {"curves": 12, CURVES_CODE_6: 20, "mnist-autoencoder": 12}
 # The best of a few short trial runs by validation error or the time to one, not a search; for
-# speech what were the defaults then, in tf32. One previous step is from before there were more.
+# speech what were the defaults then. One previous step is from before there were more.
 BEST_SETTINGS: dict[str, dict[str, Any]] = {
     **{
         row: {**options, "dimension": KRONECKER_DIMENSIONS[row], "preconditioner": "kronecker"}
         for row, options in DIAGONAL_SETTINGS.items()
     },
-    "mnist-classifier": {**FORMER, "subset_size": 3_000, "tf32": True},
+    "mnist-classifier": {**FORMER, "subset_size": 3_000},
     "mnist-classifier-pretrained": {**FORMER, "subset_size": 3_000, "previous_steps": 1},
-    speech.NAME: {**FORMER, "subset_size": "fixed", "previous_steps": 1, "tf32": True},
+    speech.NAME: {**FORMER, "subset_size": "fixed", "previous_steps": 1},
 }
-STARCRAFT_SETTINGS: dict[str, Any] = {**FORMER, "subset_size": "fixed"}  # all of some 740 games
 QUICK_SECONDS = 20.0
 QUICK_SPLITS = 2
+# What a small form keeps of the settings; the others are for the full one.
+QUICK_KEEPS = ("curvature", "preconditioner", "tf32")
 # A run that has not stopped by itself after so long is shown as it is then.
 LONGEST_SECONDS = 600.0
 # Problems that are stopped otherwise. A pass over the frames of speech is long, and their error
@@ -81,7 +84,7 @@ class Cell:
         row: a problem, or a form of one.
         column: what is run on it.
         settings: of the run.
-        split: of the data, where the row is repeated over several; they share a line of the table.
+        split: of the data, where the row is repeated over several.
     """
 
     row: str
@@ -92,15 +95,19 @@ class Cell:
     @property
     def title(self) -> str:
         """What it is called while it runs."""
-        return f"{self.row}, {self.column}" + self._of_split(", split {}")
+        return ", ".join(filter(None, (self.row, self.column, self._repeat)))
 
     def folder(self, base: Path) -> RunFolder:
         """Where its run is kept."""
         name = self.column.replace(",", "").replace("'", "").replace(" ", "-").lower()
-        return RunFolder(base / self.row / (name + self._of_split("-split-{}")))
+        return RunFolder(base / self.row / f"{name} {self._repeat}".strip().replace(" ", "-"))
 
-    def _of_split(self, text: str) -> str:
-        return "" if self.split is None else text.format(self.split)
+    @property
+    def _repeat(self) -> str:
+        """Its split, or its seed if that is not the first; empty for the first seed."""
+        if self.split is not None:
+            return f"split {self.split}"
+        return f"seed {self.settings.seed}" if self.settings.seed else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +124,9 @@ class Exhibit:
         return list(dict.fromkeys(cell.row for cell in self.cells))
 
     def adapted(self, device: str, quick: bool) -> "Exhibit":
-        """The same on a device, in the small form with two splits where it is to be quick.
+        """The same on a device, in the small form with one seed or two splits if it is to be quick.
 
-        The small forms have no settings in the paper, and none that were found best: in a quick
-        table KSD has its defaults.
+        The small forms have no settings in the paper, and none that were found best.
         """
         cells = [replace(c, settings=replace(c.settings, device=device)) for c in self.cells]
         if not quick:
@@ -145,21 +151,20 @@ class Exhibit:
 
 
 def _has_quick_form(cell: Cell) -> bool:
-    return cell.column != PAPER and (cell.split is None or cell.split < QUICK_SPLITS)
+    of_full_form = cell.column in (PAPER, BEST) or cell.settings.seed > 0
+    return not of_full_form and (cell.split is None or cell.split < QUICK_SPLITS)
 
 
 def _quick(cell: Cell) -> Cell:
     """The cell with the small form of its problem, without what was set for the full one."""
-    settings = cell.settings
-    kept = () if cell.column == BEST else ("curvature", "preconditioner")
+    settings, options = cell.settings, cell.settings.optimizer_options
     return replace(
         cell,
-        column=DEFAULTS if cell.column == BEST else cell.column,
         settings=replace(
             settings,
             optimizer="ksd" if settings.optimizer == KSD_PAPER else settings.optimizer,
             problem_options={**settings.problem_options, "size": "small"},
-            optimizer_options={k: v for k, v in settings.optimizer_options.items() if k in kept},
+            optimizer_options={k: options[k] for k in QUICK_KEEPS if k in options},
             limits=replace(settings.limits, seconds=QUICK_SECONDS),
         ),
     )
@@ -181,23 +186,31 @@ def _cell(row: str, column: str, optimizer: str, **options: Any) -> Cell:
 
 
 def _table2() -> Iterator[Cell]:
-    for row, options in BEST_SETTINGS.items():
-        yield _cell(row, HF, "hf")
-        yield _cell(row, PAPER, "ksd-paper")
-        yield _cell(row, BEST, "ksd", **options)
-        if row in DIAGONAL_SETTINGS:
-            yield _cell(row, DIAGONAL, "ksd", **DIAGONAL_SETTINGS[row])
+    for row in BEST_SETTINGS:
+        for seed in range(SEEDS):
+            for cell in _row(row):
+                yield replace(cell, settings=replace(cell.settings, seed=seed))
     for row in (starcraft.NAME, STARCRAFT_OPPONENT):
         yield from _starcraft(row)
 
 
+def _row(row: str) -> Iterator[Cell]:
+    """A run of each method."""
+    yield _cell(row, HF, "hf", **HF_SETTINGS)
+    yield _cell(row, DEFAULTS, "ksd")
+    yield _cell(row, PAPER, "ksd-paper")
+    yield _cell(row, BEST, "ksd", **BEST_SETTINGS[row])
+    if row in DIAGONAL_SETTINGS:
+        yield _cell(row, DIAGONAL, "ksd", **DIAGONAL_SETTINGS[row])
+
+
 def _starcraft(row: str) -> Iterator[Cell]:
     """Each method on ten splits: the hundred games of one test set are few."""
-    columns = {HF: "hf", PAPER: "ksd-paper", BEST: "ksd", "L-BFGS": "lbfgs"}
+    columns = {HF: "hf", DEFAULTS: "ksd", PAPER: "ksd-paper", "L-BFGS": "lbfgs"}
     columns |= {yardstick.title: name for name, yardstick in YARDSTICKS.items()}
     for split in range(starcraft.SPLITS):
         for column, optimizer in columns.items():
-            cell = _cell(row, column, optimizer, **(STARCRAFT_SETTINGS if column == BEST else {}))
+            cell = _cell(row, column, optimizer, **(HF_SETTINGS if column == HF else {}))
             options = {**cell.settings.problem_options, "split": split}
             settings = replace(cell.settings, problem_options=options)
             yield replace(cell, settings=settings, split=split)
@@ -208,10 +221,12 @@ def _figure(row: str) -> Iterator[Cell]:
 
     Those with the Gauss-Newton matrix are Table 2's own runs.
     """
+    yield _cell(row, DEFAULTS, "ksd")
     yield _cell(row, BEST, "ksd", **BEST_SETTINGS[row])
-    for column, title, optimizer in ((PAPER, "KSD", "ksd-paper"), (HF, "HF", "hf")):
-        yield _cell(row, column, optimizer)
-        yield _cell(row, f"{title}, Hessian", optimizer, curvature="hessian")
+    yield _cell(row, PAPER, "ksd-paper")
+    yield _cell(row, "KSD, Hessian", "ksd-paper", curvature="hessian")
+    yield _cell(row, HF, "hf", **HF_SETTINGS)
+    yield _cell(row, "HF, Hessian", "hf", curvature="hessian", **HF_SETTINGS)
     yield _cell(row, "L-BFGS", "lbfgs")
 
 
@@ -249,7 +264,7 @@ def exhibit(name: str) -> Exhibit:
 
 
 def by_line(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Cell]]:
-    """The cells of each line of a table, by row and column: one, or one for each split."""
+    """The cells of each line of a table, by row and column: one for each seed or split."""
     lines: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         lines.setdefault((cell.row, cell.column), []).append(cell)

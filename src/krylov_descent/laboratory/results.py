@@ -82,6 +82,8 @@ def summarize(exhibit: Exhibit, base: Path) -> Path:
         found: dict[str, Any] = {"row": cell.row, "column": cell.column, "outcome": None}
         if cell.split is not None:
             found["split"] = cell.split
+        elif cell.settings.seed:
+            found["seed"] = cell.settings.seed
         if outcome is not None:
             config = folder.config()
             found |= {
@@ -91,7 +93,7 @@ def summarize(exhibit: Exhibit, base: Path) -> Path:
             }
             # Records of earlier versions have the second.
             found |= {key: config[key] for key in ("environment", "versions") if key in config}
-            if cell.split is None:  # the curves of all splits would be most of the file
+            if not {"split", "seed"} & found.keys():  # all curves would be most of the file
                 rows = _thinned(folder.rows())
                 found["curve"] = [{key: row[key] for key in CURVE_KEYS} for row in rows]
             ratio = ratio_of(cell, base)
@@ -107,11 +109,11 @@ def summarize(exhibit: Exhibit, base: Path) -> Path:
 
 
 def _means(exhibit: Exhibit, base: Path) -> list[dict[str, Any]]:
-    """The errors of the rows that are repeated over splits, with their intervals."""
+    """The errors of the lines with several runs, with their intervals."""
     found = []
     for (row, column), cells in by_line(exhibit.cells).items():
         outcomes = outcomes_of(cells, base)
-        if cells[0].split is not None and outcomes:
+        if len(outcomes) > 1:
             errors = {
                 name: asdict(estimate([outcome["best"][name] for outcome in outcomes]))
                 for name in ("train", "test")
@@ -127,14 +129,14 @@ def outcomes_of(cells: Iterable[Cell], base: Path) -> list[dict[str, Any]]:
 
 
 def ratio_of_line(cells: Iterable[Cell], base: Path) -> Ratio | None:
-    """The time ratio of a table's line: that of its cell, or the median over its splits."""
+    """The time ratio of a table's line: the median over its seeds or splits."""
     ratios = [ratio for cell in cells if (ratio := ratio_of(cell, base)) is not None]
     if not ratios:
         return None
     bounds = {ratio.bound for ratio in ratios}
     totals = [ratio.total for ratio in ratios if ratio.total is not None]
     to_worse = [ratio.to_worse for ratio in ratios if ratio.to_worse is not None]
-    # A median over splits that were cut short in different ways bounds nothing.
+    # A median over runs that were cut short in different ways bounds nothing.
     return Ratio(
         total=statistics.median(totals) if totals and len(bounds) == 1 else None,
         bound=bounds.pop(),
