@@ -156,7 +156,7 @@ def test_a_table_says_what_must_be_shown() -> None:
     }
     assert median_time(sections["poisson.adam"], "modest") == inf
     text = demanding_table(sections, CPU)
-    assert "at most 1.25 on 1 of 2 problems, at most 2 on 2" in text
+    assert "at most 1.25 on 1 of 2 problems that one of them solved, at most 2 on 2" in text
     assert "first on 1 of 2" in text
     assert "Of its 6 runs 3 had more than 3 refused" in text
     missing = " missing |" * 3
