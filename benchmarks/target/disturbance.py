@@ -37,16 +37,22 @@ def is_disturbed(run: Section, others: list[Section]) -> bool:
 
 
 def other_runs(cell: Cell, device: str, folder: Path) -> list[Section]:
-    """The method's other runs on the race, those on a device of this name."""
+    """The method's other runs on the race, those on a device of this name.
+
+    Without tries whose setting is slow: beside them a disturbed run would look as usual.
+    """
     paths = sorted(folder.glob(f"{cell.race}.{cell.method}.*.json"))
     found = [read(path) for path in paths if path.stem != cell.name]
-    return [run for run in found if run["environment"]["device"] == device]
+    here = [run for run in found if run["environment"]["device"] == device]
+    return [run for run in here if not run.get("slow")]
 
 
 def refused(sections: Sections) -> list[str]:
     """The names of the disturbed runs."""
     groups: dict[tuple[str, ...], Sections] = {}
     for name, run in sections.items():
+        if run.get("slow"):
+            continue
         key = (*name.split(".")[:2], run["environment"]["device"])
         groups.setdefault(key, {})[name] = run
     return [

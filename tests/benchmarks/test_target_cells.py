@@ -246,6 +246,18 @@ def test_runs_on_other_devices_are_not_compared(tmp_path: Path) -> None:
     assert not disturbance.other_runs(cell, "there", tmp_path)
 
 
+def test_a_try_with_a_slow_setting_says_nothing_about_other_runs(tmp_path: Path) -> None:
+    cell = cells.cells_of("cpu")["curves.adam.seed-1"]
+    slow = counted([(2.0, 20.0)]) | {"slow": True}
+    disturbed, usual = counted([(2.0, 20.0)]), counted([(9.0, 20.0)])
+    write(tmp_path / "curves.adam.rate-0.03.json", slow)
+    write(tmp_path / "curves.adam.seed-0.json", usual)
+    assert disturbance.is_disturbed(disturbed, disturbance.other_runs(cell, "here", tmp_path))
+    sections = {f"curves.adam.{name}": slow for name in ("rate-0.03", "rate-0.012", "decay-1.0")}
+    sections |= {"curves.adam.seed-0": usual, "curves.adam.seed-1": disturbed}
+    assert disturbance.refused(sections) == ["curves.adam.seed-1"]
+
+
 @pytest.fixture
 def runs_of_adam(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What runs make in a second, one after the other, where nothing is really run."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.datasets import load_diabetes, load_iris, load_wine
+from sklearn.datasets import load_diabetes, load_iris, load_wine, make_friedman1
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss
@@ -153,6 +153,16 @@ def test_early_stopping_keeps_the_best_net(capsys: pytest.CaptureFixture[str]) -
     rows.uniform(size=10 * 10 + 10 + 10 + 1)  # the weights come first
     _, X_out, _, y_out = train_test_split(X, y, test_size=0.3, random_state=rows)
     assert model.score(X_out, y_out) == pytest.approx(max(scores))
+
+
+@pytest.mark.parametrize(("samples", "counted"), [(300, True), (4000, False)])
+def test_steps_with_a_part_of_the_samples_do_not_end_the_training(
+    samples: int, counted: bool
+) -> None:
+    """With a `tol` that no step is better by, all steps count, from the second on or later."""
+    X, y = make_friedman1(samples, noise=1.0, random_state=0)
+    fitted = KSDRegressor((10,), tol=1.0, n_iter_no_change=2, random_state=0).fit(scale(X), y)
+    assert (fitted.n_iter_ == 2) == counted
 
 
 def test_too_few_steps_are_told() -> None:

@@ -51,7 +51,7 @@ def train(
     decay: float,
     preconditioner: str,
     seed: int,
-) -> Iterator[tuple[float, bool]]:
+) -> Iterator[tuple[float, bool, bool]]:
     """Train without end, a step of KSD at a time.
 
     Args:
@@ -63,7 +63,8 @@ def train(
         seed: of KSD.
 
     Yields:
-        The objective after each step, and whether only rounding is left to gain.
+        The objective after each step, whether the step was made with all of the data, and whether
+        only rounding is left to gain.
 
     Raises:
         ValueError: the loss of the net as it starts is not finite.
@@ -81,5 +82,6 @@ def train(
             first = result.loss
             if result.status is Status.NOT_FINITE:
                 raise ValueError(f"training cannot begin, scale `X` and `y`: {result.reason}")
+        on_all = min(result.curvature_samples, result.objective_samples) == result.samples
         at_end = result.status is Status.STATIONARY or truly_ended(result, first, data[0].dtype)
-        yield optimizer.objective.value(data), at_end
+        yield optimizer.objective.value(data), on_all, at_end

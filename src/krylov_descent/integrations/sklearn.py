@@ -159,7 +159,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             preconditioner=self._preconditioner,
             seed=seed,
         )
-        for objective, at_end in islice(steps, self.max_iter):
+        for objective, on_all, at_end in islice(steps, self.max_iter):
             self.loss_ = objective / self._factor
             self.loss_curve_.append(self.loss_)
             self.n_iter_ = len(self.loss_curve_)
@@ -167,16 +167,18 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             if held_out is None or self.validation_scores_ is None:
                 better = self.loss_ < (1 - self.tol) * lowest
                 lowest = min(lowest, self.loss_)
+                ready = on_all
             else:
                 score = self._score(*held_out)
                 self.validation_scores_.append(score)
                 told += f", validation score {score:.4g}"
-                better = score > highest
+                better, ready = score > highest, True
                 if better:
                     highest, kept = score, copy.deepcopy(self.net_.state_dict())
             if self.verbose:
                 print(told)
-            idle = 0 if better else idle + 1
+            # Where steps with a part of the samples bring little, those with more of them follow.
+            idle = 0 if better else idle + ready
             if at_end or idle >= self.n_iter_no_change:
                 break
         else:
@@ -206,8 +208,8 @@ class KSDRegressor(MultiOutputMixin, RegressorMixin, _Estimator):  # type: ignor
         activation: of the hidden layers: "relu", "tanh", "logistic" or "identity".
         alpha: strength of the L2 term.
         max_iter: the most steps of KSD; a ConvergenceWarning says when they were too few.
-        tol: training ends when `n_iter_no_change` steps in a row lower the loss by less than this
-            part of it. With 0 it ends where only rounding is left to gain.
+        tol: training ends when `n_iter_no_change` steps in a row, on all samples, lower the loss by
+            less than this part of it. With 0 it ends where only rounding is left to gain.
         n_iter_no_change: see `tol` and `early_stopping`.
         early_stopping: whether to hold out a part of the samples, and to end when
             `n_iter_no_change` steps in a row do not raise the score on it. The net with the best
