@@ -104,13 +104,17 @@ def exhibit_table(shown: Exhibit, base: Path) -> str:
     """A table of the paper as Markdown, and below it what was not run."""
     head, not_run, row = headings(shown), dict[str, list[str]](), ""
     text = [f"| | {' | '.join(head)} |", "| --- |" + " ---: |" * len(head)]
+    waiting: list[str] = []  # the heading of a row, until a line comes below it
     for name, *columns in lines(shown, base):
         if columns == [MISSING]:
             not_run.setdefault(name, []).append(row)
             continue
         row, title = (row, name) if columns else (name, f"**{name}**")
         cells = [title, *columns, *([""] * (len(head) - len(columns)))]
-        text.append(f"| {' | '.join(cells)} |")
+        line = f"| {' | '.join(cells)} |"
+        if columns:
+            text += [*waiting, line]
+        waiting = [] if columns else [line]
     if not_run:
         of_rows = (f"{name} on {', '.join(rows)}" for name, rows in not_run.items())
         text += ["", f"Not run: {'; '.join(of_rows)}."]

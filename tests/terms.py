@@ -1,9 +1,14 @@
 """A small net with three terms, of which one differentiates it."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from krylov_descent import Term
+
+Residual = Callable[[Any, Tensor], Tensor]
 
 
 def small_net() -> nn.Sequential:
@@ -39,3 +44,14 @@ def terms_of(**weights: float) -> dict[str, Term]:
             (sensors, sensors.sum(1, keepdim=True)), nn.MSELoss(), weight=weights.get("data", 0.5)
         ),
     }
+
+
+def dense(net: nn.Module, residual: Residual, x: Tensor) -> Tensor:
+    """JᵀJ·2/rows, by differentiating the residual at one point after the other."""
+    trained = [p for p in net.parameters() if p.requires_grad]
+    rows = []
+    for row in residual(net, x.requires_grad_()).reshape(-1).unbind():
+        found = torch.autograd.grad(row, trained, retain_graph=True, materialize_grads=True)
+        rows.append(torch.cat([gradient.reshape(-1) for gradient in found]))
+    matrix = torch.stack(rows).detach()
+    return 2 * matrix.T @ matrix / len(matrix)

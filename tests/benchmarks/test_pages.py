@@ -13,6 +13,9 @@ from benchmarks.catalogue import PARTS
 from benchmarks.environment import describe
 from benchmarks.parts import NOT_MEASURED, Section
 from benchmarks.records import write
+from krylov_descent.laboratory.exhibit_lines import MISSING
+from krylov_descent.laboratory.reproduce import DEFAULTS, HF, exhibit
+from tests.laboratory.example_runs import write_seeds
 
 PAGE = "before\n\n<!-- generated:memory-x86_64 -->\nold\n<!-- end:memory-x86_64 -->\n\nafter\n"
 FIGURE = "<!-- generated:growth-x86_64:figures -->\nold\n<!-- end:growth-x86_64:figures -->\n"
@@ -148,3 +151,14 @@ def test_the_tables_of_speech_have_a_column_for_each_network(tmp_path: Path) -> 
     head, _, clean, _ = pages.words_table(tmp_path).splitlines()
     assert head == "| noise | Hybrid, KSD | Hybrid, HF | Tandem, KSD | Tandem, HF | MFCC alone |"
     assert clean == "| clean | 50.00% | 50.00% | 1.00% | 3.00% | 2.00% |"
+
+
+def test_a_page_names_what_was_not_run_below_the_table(tmp_path: Path) -> None:
+    write_seeds(tmp_path, HF, 1)
+    page = pages.exhibit_table(exhibit("table2").only(["curves", "speech"]), tmp_path)
+    assert MISSING not in page
+    assert "| HF (1 of 3) |" in page
+    assert "**speech**" not in page  # nothing would be below it
+    last = page.splitlines()[-1]
+    assert last.startswith(f"Not run: {DEFAULTS} on curves, speech; ")
+    assert f"{HF} on speech" in last

@@ -14,9 +14,7 @@ from krylov_descent.curvature.products import Curvature, CurvatureProduct
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.terms import Terms
 from tests.matrices import numbers
-from tests.terms import laplace, points, small_net, terms_of
-
-Residual = Callable[[Any, Tensor], Tensor]
+from tests.terms import Residual, dense, laplace, points, small_net, terms_of
 
 
 def derivative(net: nn.Module, x: Tensor) -> Tensor:
@@ -102,17 +100,6 @@ def product_at(net: nn.Module, terms: dict[str, Term], **settings: Any) -> Curva
     like, group = objective.parameters.tensors[0], {"seed": 0, "steps": 0}
     objective.terms.evaluate(objective.losses_by_term, like, group, objective.ranks)
     return Curvature().at(objective, objective.terms.samples)
-
-
-def dense(net: nn.Module, residual: Residual, x: Tensor) -> Tensor:
-    """JᵀJ·2/rows, by differentiating the residual at one point after the other."""
-    trained = [p for p in net.parameters() if p.requires_grad]
-    rows = []
-    for row in residual(net, x.requires_grad_()).reshape(-1).unbind():
-        found = torch.autograd.grad(row, trained, retain_graph=True, materialize_grads=True)
-        rows.append(torch.cat([gradient.reshape(-1) for gradient in found]))
-    matrix = torch.stack(rows).detach()
-    return 2 * matrix.T @ matrix / len(matrix)
 
 
 @pytest.mark.parametrize("case", CASES)

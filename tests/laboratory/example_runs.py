@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from krylov_descent.laboratory.record import Row, RunFolder
+from krylov_descent.laboratory.reproduce import by_line, exhibit
 
 PUBLISHED = [
     {"method": "KSD", "source": "A paper 2011, Table 2", "train": 0.17, "test": 0.25, "time": 0.2},
@@ -150,3 +151,14 @@ def curve_images(count: int = 12) -> torch.Tensor:
 def _ritz_values(step: int, t: float) -> list[float]:
     values = [10 ** (3 - 0.42 * k + 0.8 * t + 0.1 * math.sin(step * 0.9 + k)) for k in range(20)]
     return sorted([*values, -(10 ** (0.5 - t + 0.3 * math.sin(step)))])
+
+
+def write_seeds(base: Path, column: str, count: int) -> list[float]:
+    """So many runs of a line of CURVES in Table 2; their lowest test errors."""
+    found = []
+    for cell in by_line(exhibit("table2").cells)["curves", column][:count]:
+        metrics = rows(steps=20, floor=0.1 + cell.settings.seed)
+        folder = write_run(cell.folder(base).path, metrics=metrics, ending=None)
+        folder.finish({"ending": "early_stop", "best": metrics[-1], "last": metrics[-1]})
+        found.append(metrics[-1]["test"])
+    return found

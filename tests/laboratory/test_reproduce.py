@@ -47,7 +47,7 @@ def test_table2_has_all_problems_with_hf_and_forms_of_ksd_three_times() -> None:
             assert len({repr(replace(cell.settings, seed=0)) for cell in cells}) == 1
 
 
-def test_hf_and_ksd_have_one_precision() -> None:
+def test_products_of_hf_and_ksd_are_in_one_precision() -> None:
     """KSD chooses tf32 by itself, so it is not given to any of its forms."""
     for name in ("table2", "figure1", "figure2"):
         for cell in exhibit(name).cells:

@@ -194,6 +194,31 @@ def test_only_ksd_is_measured_against_hf(tmp_path: Path) -> None:
     assert [cell.column for cell in cells if ratio_of(cell, tmp_path) is not None] == [BEST]
 
 
+def test_runs_that_a_limit_ended_have_no_part_in_a_ratio_that_looks_exact(tmp_path: Path) -> None:
+    """Both of the first split's ended at a limit, and none of the second's."""
+    for cell, other, ending in zip(
+        split_cells(PAPER), split_cells(HF), ("seconds", "early_stop"), strict=False
+    ):
+        ended(cell.folder(tmp_path).path, [(0.0, 0.9), (4.0, 0.1)], ending)
+        ended(other.folder(tmp_path).path, [(0.0, 0.9), (10.0, 0.3)], ending)
+    ratio = ratio_of_line(split_cells(PAPER), tmp_path)
+    assert ratio is not None
+    assert (ratio.total, ratio.bound) == (None, "")
+    assert ratio.to_worse == 0.4
+
+
+def test_a_line_has_a_ratio_when_hf_has_all_of_its_runs(tmp_path: Path) -> None:
+    for cell in split_cells(PAPER)[:2]:
+        ended(cell.folder(tmp_path).path, [(0.0, 0.9), (4.0, 0.1)])
+    others = split_cells(HF)
+    ended(others[0].folder(tmp_path).path, [(0.0, 0.9), (10.0, 0.3)])
+    assert ratio_of_line(split_cells(PAPER), tmp_path) is None
+    ended(others[1].folder(tmp_path).path, [(0.0, 0.9), (5.0, 0.3)])
+    ratio = ratio_of_line(split_cells(PAPER), tmp_path)
+    assert ratio is not None
+    assert ratio.total == pytest.approx(0.6)
+
+
 def test_seeds_share_a_line_and_the_first_has_the_curve(tmp_path: Path) -> None:
     cells = by_line(exhibit("table2").cells)["curves", DEFAULTS]
     for cell, test in zip(cells, (1.0, 2.0, 6.0), strict=True):

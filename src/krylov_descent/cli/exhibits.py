@@ -65,12 +65,16 @@ def _begun(chosen: Exhibit, base: Path) -> bool:
 
 
 def _fill(wanted: Exhibit, cells: Iterable[Cell], base: Path, data: Path | None) -> None:
-    missing = []
+    missing, refused = [], False
     for cell in cells:
-        if is_there(cell.settings, cell.folder(base)):
-            say(f"{cell.title}: there already")
-        else:
-            missing.append(cell)
+        try:
+            if is_there(cell.settings, cell.folder(base)):
+                say(f"{cell.title}: there already")
+            else:
+                missing.append(cell)
+        except RunFolderError as problem:  # does not keep the others from being made
+            complain(str(problem))
+            refused = True
     loaded: dict[str, Problem] = {}
     for cell, place in zip(missing, places([c.settings.limits for c in missing]), strict=True):
         say(cell.title)
@@ -84,6 +88,8 @@ def _fill(wanted: Exhibit, cells: Iterable[Cell], base: Path, data: Path | None)
             say_interrupted(target, "the same command")
             raise typer.Exit(EXIT_INTERRUPTED)
         summarize(wanted, base)
+    if refused:
+        raise typer.Exit(1)
 
 
 def _collect(wanted: Exhibit, chosen: Exhibit, base: Path) -> None:

@@ -184,8 +184,8 @@ class Room:
         place, size = self._taken, rows * columns
         self._taken += 1
         part = self._parts[place] if place < len(self._parts) else torch.empty(0)
-        if len(part) < size or (part.dtype, part.device) != (dtype, device):
-            part = torch.empty(size, dtype=dtype, device=device)
+        if len(part) < size or part.dtype != dtype:
+            part = torch.empty(size, dtype=dtype)
             self._parts[place:] = [part]
         return part[:size].view(rows, columns)
 

@@ -181,7 +181,7 @@ class Curvature:
         return partial(self._room.take, owner)
 
     def give_up_jacobian(self) -> None:
-        """Compute all further products without J."""
+        """Compute all further products without J, and free its memory."""
         self._jacobian_bytes, self._room = math.inf, kept_jacobian.Room()
 
     def check(self, objective: Objective, batch: Batch) -> None:
@@ -299,6 +299,12 @@ class CurvatureProduct:
             self.objective.parameters.add_decay(result, vector)
         return result
 
+    def give_up_jacobian(self) -> None:
+        """Compute further products, of this and of later steps, without J."""
+        self._kept_products, self._of_single_batch = [], None
+        self._curvature.give_up_jacobian()
+        self._batches, self.kept = self._fit(self._batches)
+
     def _fall_back(self, problem: RuntimeError, batch: Batch) -> None:
         with self.objective.value_mode():  # raises errors that are not about derivatives
             self.objective.network.sample_losses(batch.rows(0, 1))
@@ -310,11 +316,10 @@ class CurvatureProduct:
         except RuntimeError as problem:
             if is_out_of_memory(problem):
                 raise
-            self._kept_products, self._of_single_batch = [], None
             if self._keeps_jacobian:
-                self._curvature.give_up_jacobian()
-                self._batches, self.kept = self._fit(self._batches)
+                self.give_up_jacobian()
             else:
+                self._kept_products, self._of_single_batch = [], None
                 self._fall_back(problem, self._batches[0])
                 self.kept = False
             return self._own_product(vector)

@@ -96,7 +96,7 @@ def _error(value: float | None, unit: str) -> str:
 
 
 def _estimate(found: Estimate, unit: str) -> str:
-    """A mean with its 95% interval, where it is one of several runs."""
+    """A mean, with its 95% interval if there are several runs."""
     if found.half_width is None:
         return _error(found.mean, unit)
     scale, digits = (100, ".1f") if unit == "%" else (1, ".3g")

@@ -24,7 +24,7 @@ HF, DEFAULTS = "HF", "KSD, defaults"
 PAPER, BEST = "KSD, paper's settings", "KSD, best settings"
 DIAGONAL = "KSD, Fisher diagonal"
 SEEDS = 3
-# In the precision that KSD chooses by itself.
+# Its curvature products in tf32, as KSD's. Its gradient stays in float32.
 HF_SETTINGS: dict[str, Any] = {"tf32": True}
 # The paper's table says 5 units; a curve through three points has six degrees of freedom, and the
 # other papers have 6.
@@ -35,7 +35,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     CURVES_CODE_6: ("curves", {"code_size": 6}),
     STARCRAFT_OPPONENT: (starcraft.NAME, {"observed": "opponent"}),
 }
-# What were the defaults when the runs were made.
+# The defaults of the time when the best settings were chosen.
 FORMER: dict[str, Any] = {
     "dimension": 20,
     "bfgs_iterations": 30,

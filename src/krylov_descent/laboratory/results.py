@@ -129,17 +129,21 @@ def outcomes_of(cells: Iterable[Cell], base: Path) -> list[dict[str, Any]]:
 
 
 def ratio_of_line(cells: Iterable[Cell], base: Path) -> Ratio | None:
-    """The time ratio of a table's line: the median over its seeds or splits."""
-    ratios = [ratio for cell in cells if (ratio := ratio_of(cell, base)) is not None]
-    if not ratios:
+    """The time ratio of a table's line: the median over its seeds or splits.
+
+    None where HF has not ended in all of them.
+    """
+    ended = [cell for cell in cells if cell.folder(base).finished]
+    ratios = [ratio for cell in ended if (ratio := ratio_of(cell, base)) is not None]
+    if not ratios or len(ratios) < len(ended):
         return None
-    bounds = {ratio.bound for ratio in ratios}
+    kinds = {(ratio.total is None, ratio.bound) for ratio in ratios}
     totals = [ratio.total for ratio in ratios if ratio.total is not None]
     to_worse = [ratio.to_worse for ratio in ratios if ratio.to_worse is not None]
     # A median over runs that were cut short in different ways bounds nothing.
     return Ratio(
-        total=statistics.median(totals) if totals and len(bounds) == 1 else None,
-        bound=bounds.pop(),
+        total=statistics.median(totals) if totals and len(kinds) == 1 else None,
+        bound=ratios[0].bound if len(kinds) == 1 else "",
         to_worse=statistics.median(to_worse) if to_worse else None,
     )
 

@@ -1,4 +1,4 @@
-"""Buffers of a model across forward passes that are only for looking."""
+"""Buffers of a model, restored after forward passes that only find out about it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -247,11 +247,13 @@ def _forward_differentiates(network: Network, few: Batch) -> bool:
 def _note_dtypes(problem: RuntimeError, network: Network, few: Batch) -> None:
     """Add to an error of the forward pass that the data have another dtype than the parameters."""
     dtype = network.parameters.dtype
+    if network.autocast:  # which converts them
+        return
     for tensor in floating_tensors_in((few.inputs, few.targets)):
         if tensor.dtype != dtype:
             problem.add_note(
                 f"The data have a tensor of {tensor.dtype}, and the parameters are {dtype}: "
-                f"convert one of them, as by tensor.to({dtype})."
+                f"if that is the cause, convert one of them, as by tensor.to({dtype})."
             )
             return
 

@@ -9,7 +9,7 @@ from krylov_descent.curvature.products import Curvature, CurvatureKind
 from krylov_descent.objective.contract_probe import PROBE_SAMPLES
 from tests.engines import RECORDING, device_of, objective_on, recorded_in
 from tests.optimizers.nets import classes, net
-from tests.terms import laplace, points, small_net, two_at_once
+from tests.terms import dense, laplace, points, small_net, two_at_once
 
 
 @pytest.mark.parametrize("engine", RECORDING)
@@ -47,16 +47,6 @@ def zeros(count: int, device: torch.device) -> Tensor:
     return torch.zeros(count, dtype=torch.float64, device=device)
 
 
-def dense(trained: list[Tensor], residuals: Tensor) -> Tensor:
-    """2 JᵀJ / N of residuals [N], by a backward pass for each of them."""
-    rows = []
-    for row in residuals.unbind():
-        parts = torch.autograd.grad(row, trained, retain_graph=True, materialize_grads=True)
-        rows.append(torch.cat([part.reshape(-1) for part in parts]))
-    matrix = torch.stack(rows).detach()
-    return 2 * matrix.T @ matrix / len(matrix)
-
-
 def move(parameters: list[Tensor]) -> None:
     with torch.no_grad():
         for p in parameters:
@@ -75,7 +65,7 @@ def test_recorded_products_by_a_kept_jacobian_are_those_of_the_dense_matrix(engi
         product = curvature.at(ours, (x, zeros(count, device)))
         assert product.keeps_jacobian
         found = [product(vector) for vector in vectors]
-        matrix = dense(trained, equation(model, x))
+        matrix = dense(model, equation, x)
         for one, vector in zip(found, vectors, strict=True):
             torch.testing.assert_close(one, matrix @ vector, rtol=1e-10, atol=1e-12)
         move(trained)
@@ -90,7 +80,6 @@ def test_products_with_a_coefficient_that_the_forward_pass_holds_are_not_recorde
     model, device = small_net().to(device_of(engine)), device_of(engine)
     held = nn.Parameter(torch.ones(1, dtype=torch.float64, device=device))
     model.register_parameter("coefficient", held)
-    trained: list[Tensor] = [*model.parameters()]
 
     def forward(net: nn.Module, x: Tensor) -> Tensor:
         return equation(net, x) - held * x[:, 0]
@@ -101,7 +90,7 @@ def test_products_with_a_coefficient_that_the_forward_pass_holds_are_not_recorde
     curvature = Curvature()
     with pytest.warns(UserWarning, match="holds 'coefficient' itself"):
         found = curvature.at(ours, (x, zeros(30, device)))(vector)
-    expected = dense(trained, forward(model, x)) @ vector
+    expected = dense(model, forward, x) @ vector
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     assert "product gauss-newton" not in recorded_in(ours)
 
@@ -120,7 +109,7 @@ def test_products_by_autograd_are_recorded_where_rows_cannot_be_had(engine: str)
     curvature, x = Curvature(), points(30).to(device)
     for _ in range(2):
         product = curvature.at(ours, (x, zeros(30, device)))
-        expected = dense(trained, forward(model, x)) @ vector
+        expected = dense(model, forward, x) @ vector
         torch.testing.assert_close(product(vector), expected, rtol=1e-10, atol=1e-12)
         assert not product.keeps_jacobian
         move(trained)

@@ -203,7 +203,8 @@ class GraphCache:
             fixed: tensors that the object reads in place.
 
         Raises:
-            NoJacobianError: products were to be by J, and can be recorded without it.
+            NoJacobianError: `make` wanted J, whose rows cannot be had. The name may still be
+                recorded, because the caller goes on without J.
         """
         if not self._may_be_recorded(name):
             return None
@@ -238,7 +239,7 @@ class GraphCache:
                 return None
             try:
                 recorded = record(Aliased(self._network))
-            except NoJacobianError:
+            except NoJacobianError:  # see `made`
                 raise
             except RuntimeError as problem:
                 if is_out_of_memory(problem):

@@ -84,10 +84,14 @@ def _recorded(
         keeps_jacobian = product.keeps_jacobian
         return RecordedSpace(work.curvature, D, batch, keeps_jacobian, slots, capture, network)
 
+    def made() -> RecordedSpace | None:
+        return engine.graphs.made(_name(work), make, batch, fixed=(slots, *D.tensors))
+
     try:
-        recorded = engine.graphs.made(_name(work), make, batch, fixed=(slots, *D.tensors))
-    except NoJacobianError:  # the eager basis finds other products, which the next step records
-        return None
+        recorded = made()
+    except NoJacobianError:
+        product.give_up_jacobian()
+        recorded = None if product.single_batch is None else made()
     if recorded is not None:
         recorded.load(batch, work.gradient, product.scale)
     return recorded

@@ -11,8 +11,9 @@ one basis of 2k directions goes further than two of k. There the number grows as
 where the model is exact.
 
 Where the step kept hardly anything of the promise, the promise says nothing about the first k
-directions either. If B is all of the data, the number then grows to the usual one; if it is a part
-of them, the promise was of the samples in B, and more directions would fit these.
+directions either. If B is A, the number then grows to the usual one. If B is a part of A, the
+promise was of the samples in B, and more directions would fit these alone. Only Gauss-Newton
+matrices have a promise that is in units of the loss and finite where the matrix is singular.
 
 Before Kronecker factors replace the diagonal, the number stays moderate unless the model is right:
 after a given number of steps the factors do better with few directions than many without them.
@@ -89,7 +90,7 @@ def learn(
         subspace: of a step that was taken, with as many directions as the entry says.
         decrease: by the step.
         work: of a step with 1, 2, ... directions, as many as the subspace has or more.
-        on_all: whether B is all of the data.
+        on_all: whether B is A and the curvature is Gauss-Newton.
         most: the largest number of directions, unless it is less than `USUAL`.
         enough: beyond it the number does not grow merely because its directions were worth it.
     """

@@ -259,7 +259,9 @@ class Iteration:
                 + evaluations * work.evaluation(searched, k)
                 for k in rows
             ],
-            on_all=samples == account["samples"],
+            on_all=self._sets.drawn
+            and optimizer.curvature.kind == "gauss-newton"
+            and samples == account["samples"],
             most=longest_basis(self._objective),
             enough=directions.USUAL if self._schedule.awaits_factors(group) else math.inf,
         )

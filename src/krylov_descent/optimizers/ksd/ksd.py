@@ -49,7 +49,8 @@ class KSD(KSDState):
             evaluations brought less than the whole step for their work.
         epsilon: floor of the preconditioner, relative to its largest entry (a tenth of it is the
             damping of Kronecker factors), and of the Hessian's eigenvalues in the subspace. The
-            other curvatures have a hundredth of that floor, and in float64 2e-14 for each direction.
+            other curvatures have a hundredth of that floor, and in float64 2e-14 for each
+            direction.
         weight_decay: λ of the L2 term ½λ‖θ‖², which is part of the objective.
         lr: scales the step that the search found; for schedulers. Leave it at 1.
         seed: of the random sets.
