@@ -9,13 +9,14 @@ count. The runs that the goals of the project are about come first.
 from benchmarks.parts import Part
 from benchmarks.target.cells import cells_of, expected_seconds
 from benchmarks.target.figures import FIGURES
+from benchmarks.target.gap import gap_table
 from benchmarks.target.measuring import is_stale, measure
 from benchmarks.target.tables import target_table
 
 PART = Part(
     sections=lambda device: list(cells_of(device.type)),
     measure=measure,
-    tables={"": target_table},
+    tables={"": target_table, "gap": gap_table},
     figures=FIGURES,
     kept=True,
     stale=is_stale,

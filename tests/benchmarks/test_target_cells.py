@@ -14,9 +14,10 @@ from benchmarks.environment import (
     physical_cores,
     version_of,
 )
-from benchmarks.parts import Section, Sections, Setting
+from benchmarks.parts import NOT_MEASURED, Section, Sections, Setting
 from benchmarks.records import write
 from benchmarks.target import cells, choices, disturbance, figures, measuring, methods, tables
+from benchmarks.target.gap import gap_table
 
 CPU = torch.device("cpu")
 ADAM = methods.METHODS["adam"]
@@ -429,6 +430,23 @@ def test_the_profile_compares_with_the_fastest_on_each_target(sections: Sections
     assert found["hf"] == [8.0 / 1.5, 1.6]  # of its one seed
     del sections["curves.hf.seed-0"]
     assert list(figures.ratios(sections, "cpu")) == ["ksd", "adam"]
+
+
+def test_the_gap_is_read_where_a_run_first_has_a_training_error() -> None:
+    def run(*errors: tuple[float, float]) -> Section:
+        curve = [[float(i), float(i), *pair] for i, pair in enumerate(errors)]
+        last = dict(zip(cells.KEYS, curve[-1], strict=True))
+        return {"curve": curve, "last": last, "environment": {"device": "here"}}
+
+    runs = [
+        run((9.0, 9.0), (0.4, 0.5), (0.2, 0.9), (0.1, 0.13)),
+        run((9.0, 9.0), (0.3, 0.6), (0.2, 0.9), (0.15, 0.2)),
+    ]
+    given = {f"curves.ksd.seed-{seed}": one for seed, one in enumerate(runs)}
+    given["curves.adam.seed-0"] = run((9.0, 9.0), (5.0, 5.0))
+    *_, line = gap_table(given, torch.device("cuda")).splitlines()
+    assert line == "| KSD | 1.25, 2.00 | 1.30, – |"
+    assert gap_table({}, CPU) == NOT_MEASURED
 
 
 def test_the_figures_are_drawn(sections: Sections, tmp_path: Path) -> None:
