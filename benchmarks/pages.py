@@ -12,6 +12,7 @@ has several tables, the view's:
 import importlib.util
 import json
 import re
+import statistics
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.catalogue import PARTS
-from benchmarks.parts import NOT_MEASURED, Part, Sections, View, result_folder
+from benchmarks.parts import NOT_MEASURED, Part, Sections, View, markdown, result_folder
 from benchmarks.records import read_all
 from krylov_descent.laboratory.exhibit_lines import MISSING, headings, lines
 from krylov_descent.laboratory.figures import draw_convergence
@@ -81,9 +82,7 @@ def fill(text: str, results: Path, page: str = "the page") -> str:
         name, view = match["name"], match["view"] or ""
         if name == EXHIBITS:
             base = ROOT / "results"
-            body = (
-                OF_SPEECH[view](base) if view in OF_SPEECH else exhibit_table(exhibit(view), base)
-            )
+            body = OTHERS[view](base) if view in OTHERS else exhibit_table(exhibit(view), base)
             return f"<!-- generated:{name}:{view} -->\n\n{body}\n\n<!-- end:{name}:{view} -->"
         part, place = _part_and_place(name, page)
         views: dict[str, View] = dict(part.tables)
@@ -164,7 +163,28 @@ def _by_noise(columns: dict[str, tuple[list[dict[str, Any]], str]]) -> str:
     return "\n".join(text)
 
 
-OF_SPEECH = {"frames": frames_table, "words": words_table}
+def sets_table(base: Path) -> str:
+    """Single steps of KSD with the paper's settings and other sets, as Markdown."""
+    path = base / "trials" / "paper_settings.json"
+    points = json.loads(path.read_text(encoding="utf-8"))["points"]
+    heads = [f"after {p['after_steps']} steps: decrease on C, on all images" for p in points]
+    rows = [["a step with", *heads, "passes"]]
+    for name in points[0]["variants"]:
+        steps = [point["variants"][name] for point in points]
+        pairs = [
+            f"{_mean(of_point, 'decrease_on_C'):.2g}, {_mean(of_point, 'decrease_on_all'):.2g}"
+            for of_point in steps
+        ]
+        rows.append([name, *pairs, f"{_mean(steps[0], 'passes'):.1f}"])
+    return f"{markdown(rows)}\n\nMeans of two steps with other samples each."
+
+
+def _mean(steps: list[dict[str, float]], key: str) -> float:
+    return statistics.fmean(step[key] for step in steps)
+
+
+# Views of `exhibit` that are no exhibits.
+OTHERS = {"frames": frames_table, "words": words_table, "sets": sets_table}
 
 
 def draw_exhibit(shown: Exhibit, base: Path, folder: Path) -> None:

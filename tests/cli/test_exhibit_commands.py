@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -191,3 +192,16 @@ def test_the_cells_of_another_form_are_not_taken_for_these(ksd: Ksd) -> None:
     answer = ksd("reproduce", "figure0", "--quick", "--folder", "here")
     assert answer.code == 1
     assert "here/curves/hf was started with problem_options" in answer.err
+
+
+@pytest.mark.usefixtures("small_exhibits")
+def test_a_run_of_other_settings_does_not_keep_the_others_from_being_made(ksd: Ksd) -> None:
+    assert ksd("reproduce", "figure0", "--quick", "--folder", "here").code == 0
+    path = Path("here/curves/hf/config.json")
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 7'))
+    other = Path("here/curves/ksd-defaults")
+    shutil.rmtree(other)
+    answer = ksd("reproduce", "figure0", "--quick", "--folder", "here")
+    assert answer.code == 1
+    assert "here/curves/hf was started with seed = 7" in answer.err
+    assert (other / "outcome.json").exists()

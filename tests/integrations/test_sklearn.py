@@ -159,7 +159,7 @@ def test_early_stopping_keeps_the_best_net(capsys: pytest.CaptureFixture[str]) -
 def test_steps_with_a_part_of_the_samples_do_not_end_the_training(
     samples: int, counted: bool
 ) -> None:
-    """With a `tol` that no step is better by, all steps count, from the second on or later."""
+    """With tol=1 no step is better, so the training ends after two steps that count."""
     X, y = make_friedman1(samples, noise=1.0, random_state=0)
     fitted = KSDRegressor((10,), tol=1.0, n_iter_no_change=2, random_state=0).fit(scale(X), y)
     assert (fitted.n_iter_ == 2) == counted

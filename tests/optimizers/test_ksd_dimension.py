@@ -114,12 +114,12 @@ def space_of(rows: int) -> Subspace:
 def test_the_number_grows_where_the_model_keeps_its_promise(decrease: float, expected: int) -> None:
     """Even if one direction would have done: 10 become 40 or 13, and otherwise 10 / 1.3."""
     group = {DIRECTIONS: 10}
-    learn(group, space_of(10), decrease, list(range(1, 11)), on_all=True, most=1000)
+    learn(group, space_of(10), decrease, list(range(1, 11)), comparable=True, most=1000)
     assert group[DIRECTIONS] == expected
 
 
 @pytest.mark.parametrize(
-    ("now", "decrease", "on_all", "expected"),
+    ("now", "decrease", "comparable", "expected"),
     [
         (8, 0.09, True, 10),
         (18, 0.09, True, 20),
@@ -129,12 +129,12 @@ def test_the_number_grows_where_the_model_keeps_its_promise(decrease: float, exp
     ],
 )
 def test_a_promise_that_was_not_kept_at_all_brings_the_usual_number(
-    now: int, decrease: float, on_all: bool, expected: int
+    now: int, decrease: float, comparable: bool, expected: int
 ) -> None:
-    """If B is all of the data: otherwise, and with 20 or more, it falls to now / 1.3."""
+    """Where the two can be compared: otherwise, and with 20 or more, it falls to now / 1.3."""
     group = {DIRECTIONS: now}
     work = list(range(1, now + 1))
-    reason = learn(group, space_of(now), decrease, work, on_all=on_all, most=1000)
+    reason = learn(group, space_of(now), decrease, work, comparable=comparable, most=1000)
     assert group[DIRECTIONS] == expected
     assert ("far off" in reason) == (expected > now)
 
@@ -183,7 +183,7 @@ def test_little_memory_bounds_the_number(most: int, expected: int) -> None:
     """It may grow to 39, but not beyond what fits in, which may be less than the first number."""
     group = {DIRECTIONS: 30}
     work = [1.0] * 29 + [0.1]  # the last direction makes all of them cheap
-    reason = learn(group, space_of(30), 0.5, work, on_all=False, most=most)
+    reason = learn(group, space_of(30), 0.5, work, comparable=False, most=most)
     assert group[DIRECTIONS] == expected
     assert reason == f"the last directions were worth their products; the next step has {expected}"
 

@@ -63,8 +63,8 @@ def train(
         seed: of KSD.
 
     Yields:
-        The objective after each step, whether the step was made with all of the data, and whether
-        only rounding is left to gain.
+        The objective after each step; whether the step was made with all of the data, or could not
+        be made; and whether only rounding is left to gain.
 
     Raises:
         ValueError: the loss of the net as it starts is not finite.
@@ -78,10 +78,11 @@ def train(
     first = None
     while True:
         result = optimizer.step(data)
+        sets = min(result.curvature_samples, result.objective_samples)
+        on_all = sets == result.samples or result.status is Status.NOT_FINITE
         if first is None:
             first = result.loss
             if result.status is Status.NOT_FINITE:
                 raise ValueError(f"training cannot begin, scale `X` and `y`: {result.reason}")
-        on_all = min(result.curvature_samples, result.objective_samples) == result.samples
         at_end = result.status is Status.STATIONARY or truly_ended(result, first, data[0].dtype)
         yield optimizer.objective.value(data), on_all, at_end

@@ -167,18 +167,20 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             if held_out is None or self.validation_scores_ is None:
                 better = self.loss_ < (1 - self.tol) * lowest
                 lowest = min(lowest, self.loss_)
-                ready = on_all
+                counts = on_all  # after steps with a part of the samples others with more follow
             else:
                 score = self._score(*held_out)
                 self.validation_scores_.append(score)
                 told += f", validation score {score:.4g}"
-                better, ready = score > highest, True
+                better, counts = score > highest, True
                 if better:
                     highest, kept = score, copy.deepcopy(self.net_.state_dict())
             if self.verbose:
                 print(told)
-            # Where steps with a part of the samples bring little, those with more of them follow.
-            idle = 0 if better else idle + ready
+            if better:
+                idle = 0
+            elif counts:
+                idle += 1
             if at_end or idle >= self.n_iter_no_change:
                 break
         else:

@@ -12,8 +12,9 @@ where the model is exact.
 
 Where the step kept hardly anything of the promise, the promise says nothing about the first k
 directions either. If B is A, the number then grows to the usual one. If B is a part of A, the
-promise was of the samples in B, and more directions would fit these alone. Only Gauss-Newton
-matrices have a promise that is in units of the loss and finite where the matrix is singular.
+promise was of the samples in B, and more directions would fit these alone. Promises of the Fisher
+matrix are not in units of the loss, and those of an indefinite Hessian have no bound, so only that
+of the Gauss-Newton matrix is compared.
 
 Before Kronecker factors replace the diagonal, the number stays moderate unless the model is right:
 after a given number of steps the factors do better with few directions than many without them.
@@ -77,7 +78,7 @@ def learn(
     decrease: float,
     work: Sequence[float],
     *,
-    on_all: bool,
+    comparable: bool,
     most: int,
     enough: float = math.inf,
 ) -> str:
@@ -90,7 +91,8 @@ def learn(
         subspace: of a step that was taken, with as many directions as the entry says.
         decrease: by the step.
         work: of a step with 1, 2, ... directions, as many as the subspace has or more.
-        on_all: whether B is A and the curvature is Gauss-Newton.
+        comparable: whether the decrease should be near the promise: B is A, by the Gauss-Newton
+            matrix.
         most: the largest number of directions, unless it is less than `USUAL`.
         enough: beyond it the number does not grow merely because its directions were worth it.
     """
@@ -104,7 +106,7 @@ def learn(
         wanted, why = EXACT_GROWTH * now, "the quadratic model was exact"
     elif KEPT[0] * promised[-1] < decrease < KEPT[1] * promised[-1]:
         wanted, why = GROWTH * now, "the quadratic model nearly kept its promise"
-    elif on_all and now < USUAL and decrease < FAR_OFF * promised[-1]:
+    elif comparable and now < USUAL and decrease < FAR_OFF * promised[-1]:
         wanted, why = min(GROWTH * now, USUAL), "the quadratic model was far off"
     elif best > NEARLY_ALL * made:
         wanted = min(GROWTH * now, max(now, enough))

@@ -259,9 +259,9 @@ class Iteration:
                 + evaluations * work.evaluation(searched, k)
                 for k in rows
             ],
-            on_all=self._sets.drawn
-            and optimizer.curvature.kind == "gauss-newton"
-            and samples == account["samples"],
+            comparable=self._sets.drawn
+            and samples == account["samples"]
+            and optimizer.curvature.kind == "gauss-newton",
             most=longest_basis(self._objective),
             enough=directions.USUAL if self._schedule.awaits_factors(group) else math.inf,
         )
