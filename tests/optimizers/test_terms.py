@@ -114,6 +114,15 @@ def test_an_unknown_coefficient_is_found() -> None:
     assert float(model.coefficient.detach()) == pytest.approx(2, rel=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("device", "size"), [("cpu", 1000), pytest.param("cuda", 4000, marks=pytest.mark.gpu)]
+)
+def test_a_search_takes_all_points_where_fewer_save_nothing(device: str, size: int) -> None:
+    terms = {"equation": Term(laplace, points(4000).to(device))}
+    result = KSD(small_net().to(device), terms).step()
+    assert (result.curvature_samples, result.objective_samples) == (size, size)
+
+
 # Points that change -------------------------------------------------------------------------------
 
 

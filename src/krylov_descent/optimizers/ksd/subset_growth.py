@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.objective.batches import Batch, InMemory, Samples, tensors_in
-from krylov_descent.objective.parameters import FlatParameters
+from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.subsets import LEAST_FIXED, LEAST_GROWING
 from krylov_descent.optimizers.ksd.work import overhead_in_samples
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
@@ -45,11 +45,16 @@ FINGERPRINT = "set_fingerprint"  # of the last step's data; NaN if there is none
 ENTRIES = (DOUBLINGS, EXPECTED, PROMISED, LOSS, SAME_DATA, FINGERPRINT)
 
 
-def least_samples(parameters: FlatParameters) -> int:
-    """The smallest initial size of B and C: fewer samples for a large model on a CPU."""
-    if parameters.device.type != "cpu":
-        return LEAST_FIXED
-    return min(LEAST_FIXED, max(LEAST_GROWING, int(overhead_in_samples(parameters))))
+def least_samples(objective: Objective) -> int:
+    """The smallest initial size of B and C.
+
+    It is lower for a large model on a CPU. On a GPU points of terms are as many as cost no more than
+    the overhead of a pass: a search on fewer saves nothing, and fits these alone.
+    """
+    overhead = int(overhead_in_samples(objective.parameters))
+    if objective.parameters.device.type == "cpu":
+        return min(LEAST_FIXED, max(LEAST_GROWING, overhead))
+    return LEAST_FIXED if objective.terms is None else max(LEAST_FIXED, overhead)
 
 
 def begin(group: dict[str, Any]) -> None:
