@@ -48,8 +48,8 @@ ENTRIES = (DOUBLINGS, EXPECTED, PROMISED, LOSS, SAME_DATA, FINGERPRINT)
 def least_samples(objective: Objective) -> int:
     """The smallest initial size of B and C.
 
-    It is lower for a large model on a CPU. On a GPU points of terms are as many as cost no more than
-    the overhead of a pass: a search on fewer saves nothing, and fits these alone.
+    It is lower for a large model on a CPU. On a GPU it is as many points of terms as cost no more
+    than the overhead of a pass: a search on fewer saves nothing, and fits these alone.
     """
     overhead = int(overhead_in_samples(objective.parameters))
     if objective.parameters.device.type == "cpu":
