@@ -6,9 +6,9 @@ average. Values fall by leaps, so the average is compared with several iteration
 ends below half of it (`results/trials/spending.json`). A search without any decrease ends when it
 has cost as much as the rest of the step.
 
-Where the Jacobian is kept, residuals are fitted on all points, the loss falls by factors from step
-to step, and the next basis is cheap. So there decreases of the logarithm are compared, and the
-search ends below the average itself (`results/trials/cheap_bases.json`).
+The loss of several terms, as of a physics-informed net, falls by factors from step to step. Where
+the Jacobian is kept as well, the next basis is cheap. So there decreases of the logarithm are
+compared, and the search ends below the average itself (`results/trials/cheap_bases.json`).
 """
 
 import math

@@ -200,7 +200,9 @@ class Iteration:
             # As if by autograd: after a cheap basis searches would end before BFGS knows f.
             basis = self._work.basis(account["curvature_samples"], account["rank"])
             returns = DiminishingReturns(
-                start, (self._work_of_gradient() + basis) / each, by_factors=self._by_jacobian
+                start,
+                (self._work_of_gradient() + basis) / each,
+                by_factors=self._by_jacobian and self._objective.terms is not None,
             )
             most = MOST_ITERATIONS
         bfgs = BFGS(
