@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ FIRST_ORDER = [name for name, method in METHODS.items() if method.rates and not 
 def trained(
     method: str, problem: Problem, *, recorded: bool, epochs: int = 3, scale: float = 1.0
 ) -> nn.Module:
+    torch.manual_seed(0)  # PSGD-Kron draws by both
+    np.random.seed(0)  # noqa: NPY002
     device = problem.train[0].device
     model = problem.make_model(0, None, device)
     update = make_update(method, model, DECAY, recorded=recorded)
