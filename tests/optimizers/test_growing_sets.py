@@ -17,10 +17,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from krylov_descent import KSD, Status, StepResult
 from krylov_descent.objective.batches import as_samples
+from krylov_descent.objective.subsets import SubsetSizes
 from krylov_descent.optimizers.ksd import subset_growth as growing_sets
 from krylov_descent.optimizers.result import SCALED_AWAY
 from krylov_descent.runtime.ranks import Ranks
 from tests.optimizers.nets import beginning_small, noisy_classes, parameters_of
+from tests.terms import points, small_net, terms_of
 
 N, INPUTS, CLASSES = 1200, 6, 3
 ALONE = Ranks(torch.device("cpu"))
@@ -39,11 +41,11 @@ def step(loss: float, gain: float, *, part: int = 100, status: Status = Status.M
     )
 
 
-def doublings_after(*results: StepResult) -> int:
+def doublings_after(*results: StepResult, of_terms: bool = False) -> int:
     group: dict[str, Any] = {}
     growing_sets.begin(group)
     for result in results:
-        growing_sets.learn(group, result)
+        growing_sets.learn(group, result, of_terms=of_terms)
     return int(group[growing_sets.DOUBLINGS])
 
 
@@ -66,6 +68,30 @@ def test_steps_that_do_not_have_them_doubled() -> None:
     assert found == [0, 1, 1, 2]
 
 
+def test_a_step_that_raised_the_loss_of_terms_has_all_points_taken() -> None:
+    first, lower, higher = (step(loss, 1.0) for loss in (10, 9.6, 10.1))
+    assert doublings_after(first, lower, of_terms=True) == 1
+    assert doublings_after(first, higher, of_terms=True) == growing_sets.MOST_DOUBLINGS
+    assert doublings_after(first, higher) == 1
+    # After a doubling there is nothing yet to compare a loss with.
+    assert doublings_after(first, lower, step(9.7, 1.0), of_terms=True) == 1
+    sizes = SubsetSizes("auto", "auto", 20, doublings=growing_sets.MOST_DOUBLINGS)
+    assert sizes.of(10_712) == (10_712, 10_712)
+
+
+def test_sets_know_whether_the_loss_is_of_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    def learn(group: dict[str, Any], result: StepResult, *, of_terms: bool) -> None:
+        told.append(of_terms)
+
+    monkeypatch.setattr(growing_sets, "learn", learn)
+    KSD(small_net(), terms_of()).step()
+    x = points(30)
+    KSD(small_net(), nn.MSELoss()).step((x, x.sum(1, keepdim=True)))
+    assert told == [True, False]
+
+
 def test_one_bad_step_among_good_ones_is_forgiven() -> None:
     # The last three brought 1, 1 and 0.2 of 1 each: 0.2 + 0.7 + 0.49 of 1 + 0.7 + 0.49.
     assert doublings_after(step(10, 1), step(9, 1), step(8, 1), step(7.8, 1)) == 0
@@ -85,15 +111,15 @@ def test_a_step_that_lr_made_worthless_says_nothing_of_the_sets() -> None:
 def test_losses_on_other_data_are_not_compared() -> None:
     group: dict[str, Any] = {}
     growing_sets.begin(group)
-    growing_sets.learn(group, step(10, 1.0))
+    growing_sets.learn(group, step(10, 1.0), of_terms=False)
     group[growing_sets.SAME_DATA] = False
-    growing_sets.learn(group, step(11, 1.0))
-    growing_sets.learn(group, step(11, 0, status=Status.NO_DECREASE))
+    growing_sets.learn(group, step(11, 1.0), of_terms=False)
+    growing_sets.learn(group, step(11, 0, status=Status.NO_DECREASE), of_terms=False)
     assert group[growing_sets.DOUBLINGS] == 0
     group[growing_sets.SAME_DATA] = True
-    growing_sets.learn(group, step(12, 1.0))  # nothing is left to compare it with
+    growing_sets.learn(group, step(12, 1.0), of_terms=False)  # nothing is left to compare it with
     assert group[growing_sets.DOUBLINGS] == 0
-    growing_sets.learn(group, step(12.5, 1.0))
+    growing_sets.learn(group, step(12.5, 1.0), of_terms=False)
     assert group[growing_sets.DOUBLINGS] == 1
 
 

@@ -135,15 +135,6 @@ def test_searches_of_terms_compare_factors_where_the_jacobian_is_kept(
     assert asked == [True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("device", "size"), [("cpu", 1000), pytest.param("cuda", 4000, marks=pytest.mark.gpu)]
-)
-def test_a_search_takes_all_points_where_fewer_save_nothing(device: str, size: int) -> None:
-    terms = {"equation": Term(laplace, points(4000).to(device))}
-    result = KSD(small_net().to(device), terms).step()
-    assert (result.curvature_samples, result.objective_samples) == (size, size)
-
-
 # Points that change -------------------------------------------------------------------------------
 
 

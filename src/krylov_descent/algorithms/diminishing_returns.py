@@ -52,6 +52,5 @@ class DiminishingReturns:
         recent, whole, worth = value_before - value, self._start - value, WORTH
         if self._by_factors and value > 0:
             recent, whole, worth = math.log(value_before / value), math.log(self._start / value), 1
-        return recent / (evaluations - evaluations_before) < worth * whole / (
-            self._spent + evaluations
-        )
+        average = whole / (self._spent + evaluations)
+        return recent / (evaluations - evaluations_before) < worth * average

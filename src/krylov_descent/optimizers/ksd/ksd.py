@@ -163,7 +163,7 @@ class KSD(KSDState):
                 except RescaledError:  # the scale of the objective changed; at most twice per step
                     continue
             if self.subset_sizes.grow:
-                subset_growth.learn(group, result)
+                subset_growth.learn(group, result, of_terms=objective.terms is not None)
             usual = int(group[directions.DIRECTIONS])
             if result.status is Status.MOVED:
                 escalation.take_back(group, usual)

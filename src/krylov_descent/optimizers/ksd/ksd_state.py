@@ -98,7 +98,7 @@ class KSDState(DataOptimizer):
             sharded=basis == "sharded",
             plain_start=is_classifier(self.objective.network),
         )
-        least = subset_growth.least_samples(self.objective)
+        least = subset_growth.least_samples(self.objective.parameters)
         self.subset_sizes = SubsetSizes.checked(subset_size, directions.usual(dimension), least)
         self._create_entries()
         self._last_data = subset_growth.LastData()

@@ -5,6 +5,9 @@ step computes the loss on A anyway, which tells how much smaller. Small sets are
 training their decrease carries over to all the data. When less than half of it does, the sets are
 doubled. (Byrd, Chin, Nocedal and Wu 2012 grow sets by the variance of gradients.)
 
+Searches of terms are long. One that raised their loss on A has fitted its own points, and would do
+so again on twice as many: then the sets become all points.
+
 The memory is six numbers in a parameter group, which checkpoints save. Losses are compared only if
 the data are those of the previous step. A fingerprint of the numbers, not the identity of the
 tensors, tells whether they are. So a resumed run recognises its data too, on any number of ranks.
@@ -21,7 +24,7 @@ import torch
 from torch import Tensor
 
 from krylov_descent.objective.batches import Batch, InMemory, Samples, tensors_in
-from krylov_descent.objective.objective import Objective
+from krylov_descent.objective.parameters import FlatParameters
 from krylov_descent.objective.subsets import LEAST_FIXED, LEAST_GROWING
 from krylov_descent.optimizers.ksd.work import overhead_in_samples
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
@@ -45,16 +48,11 @@ FINGERPRINT = "set_fingerprint"  # of the last step's data; NaN if there is none
 ENTRIES = (DOUBLINGS, EXPECTED, PROMISED, LOSS, SAME_DATA, FINGERPRINT)
 
 
-def least_samples(objective: Objective) -> int:
-    """The smallest initial size of B and C.
-
-    It is lower for a large model on a CPU. On a GPU it is as many points of terms as cost no more
-    than the overhead of a pass: a search on fewer saves nothing, and fits these alone.
-    """
-    overhead = int(overhead_in_samples(objective.parameters))
-    if objective.parameters.device.type == "cpu":
-        return min(LEAST_FIXED, max(LEAST_GROWING, overhead))
-    return LEAST_FIXED if objective.terms is None else max(LEAST_FIXED, overhead)
+def least_samples(parameters: FlatParameters) -> int:
+    """The smallest initial size of B and C: fewer samples for a large model on a CPU."""
+    if parameters.device.type != "cpu":
+        return LEAST_FIXED
+    return min(LEAST_FIXED, max(LEAST_GROWING, int(overhead_in_samples(parameters))))
 
 
 def begin(group: dict[str, Any]) -> None:
@@ -83,12 +81,13 @@ def forget(group: dict[str, Any]) -> None:
     group[EXPECTED], group[PROMISED] = math.nan, 0.0
 
 
-def learn(group: dict[str, Any], result: StepResult) -> None:
-    """Compare the loss on A with what the previous steps promised, and double the sets if needed.
+def learn(group: dict[str, Any], result: StepResult, *, of_terms: bool) -> None:
+    """Compare the loss on A with what the previous steps promised, and enlarge the sets if needed.
 
     Args:
         group: with the entries, which are updated.
         result: of the step.
+        of_terms: whether the loss is that of terms.
     """
     if not group[SAME_DATA]:
         forget(group)
@@ -99,7 +98,8 @@ def learn(group: dict[str, Any], result: StepResult) -> None:
     too_small = fruitless or seen < WORTH * group[PROMISED]
     everything = result.curvature_samples == result.objective_samples == result.samples
     if too_small and not everything:
-        group[DOUBLINGS] = min(group[DOUBLINGS] + 1, MOST_DOUBLINGS)
+        fitted = of_terms and not math.isnan(seen) and result.loss > group[LOSS]
+        group[DOUBLINGS] = MOST_DOUBLINGS if fitted else min(group[DOUBLINGS] + 1, MOST_DOUBLINGS)
         forget(group)
     elif result.status is Status.MOVED:
         # Where the loss falls by factors, older decreases are larger and would hide the last one.
