@@ -1,7 +1,5 @@
 """A search ends when its last evaluations bring less than half of the step's average."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -10,11 +8,9 @@ from krylov_descent.algorithms.diminishing_returns import DiminishingReturns
 from krylov_descent.algorithms.minimizer import minimize
 
 
-def iterations_until_the_end(
-    values: list[float], spent: float, *, by_factors: bool = False
-) -> int | None:
+def iterations_until_the_end(values: list[float], spent: float) -> int | None:
     """For a search of one evaluation an iteration; None if it goes on to the last value."""
-    returns = DiminishingReturns(values[0], spent, by_factors=by_factors)
+    returns = DiminishingReturns(values[0], spent)
     for evaluations, value in enumerate(values[1:], start=1):
         if returns.have_come(evaluations, value):
             return evaluations
@@ -42,27 +38,6 @@ def test_the_more_was_spent_the_longer_a_search_goes_on() -> None:
         assert found == expected
         ends.append(found)
     assert ends == sorted(set(ends))
-
-
-def test_by_factors_logarithms_are_compared() -> None:
-    """With log f = -√k, which never stops falling, against the k of the closed form."""
-    values = [math.exp(-math.sqrt(k)) for k in range(200)]
-    for spent in (1.0, 10.0, 50.0):
-        expected = next(
-            k
-            for k in range(3, 200)
-            if (last := max(3, k // 4))
-            and (math.sqrt(k) - math.sqrt(k - last)) / last < math.sqrt(k) / (spent + k)
-        )
-        assert iterations_until_the_end(values, spent, by_factors=True) == expected
-    # A steady factor goes on, and a value that is not positive has no logarithm.
-    steady = [0.8**k for k in range(100)]
-    assert iterations_until_the_end(steady, 1.0, by_factors=True) is None
-    assert iterations_until_the_end(steady, 1.0) is not None
-    below = [value - 1 for value in values]
-    assert iterations_until_the_end(below, 10.0, by_factors=True) == iterations_until_the_end(
-        below, 10.0
-    )
 
 
 def test_one_idle_iteration_is_forgiven_and_three_are_not() -> None:

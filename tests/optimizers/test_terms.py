@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import KSD, LBFGS, FirstOrder, HessianFree, NonlinearCG, Status, Term
-from krylov_descent.algorithms.diminishing_returns import DiminishingReturns
 from krylov_descent.objective import contract_probe
-from krylov_descent.optimizers.ksd import iteration
 from tests.engines import RECORDING, check_alike, device_of, use
 from tests.terms import laplace, points, small_net, terms_of
 
@@ -114,25 +112,6 @@ def test_an_unknown_coefficient_is_found() -> None:
     for _ in range(12):
         optimizer.step()
     assert float(model.coefficient.detach()) == pytest.approx(2, rel=1e-2)
-
-
-def test_searches_of_terms_compare_factors_where_the_jacobian_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = []
-
-    class Watched(DiminishingReturns):
-        def __init__(self, value: float, spent: float, *, by_factors: bool) -> None:
-            super().__init__(value, spent, by_factors=by_factors)
-            asked.append(by_factors)
-
-    monkeypatch.setattr(iteration, "DiminishingReturns", Watched)
-    x = points(20)
-    KSD(small_net(), {"heat": Term(laplace, x)}, dimension=20).step()
-    KSD(small_net(), {"heat": Term(laplace, x)}, dimension=20, curvature="hessian").step()
-    plain = KSD(small_net(), nn.MSELoss(), dimension=20, forward=laplace)
-    plain.step((x.requires_grad_(), torch.zeros_like(laplace(small_net(), x))))
-    assert asked == [True, False, False]
 
 
 # Points that change -------------------------------------------------------------------------------

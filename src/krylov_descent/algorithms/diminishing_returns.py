@@ -5,13 +5,7 @@ the whole step is largest if the search ends when the next evaluations would bri
 average. Values fall by leaps, so the average is compared with several iterations, and the search
 ends below half of it (`results/trials/spending.json`). A search without any decrease ends when it
 has cost as much as the rest of the step.
-
-The loss of several terms, as of a physics-informed net, falls by factors from step to step. Where
-the Jacobian is kept as well, the next basis is cheap. So there decreases of the logarithm are
-compared, and the search ends below the average itself (`results/trials/cheap_bases.json`).
 """
-
-import math
 
 # The last iterations that are compared: at least so many, and at least this part of all.
 FEWEST, PART = 3, 0.25
@@ -27,11 +21,10 @@ class DiminishingReturns:
     Args:
         value: where the search begins.
         spent: work of the step before the search, in evaluations.
-        by_factors: whether to compare decreases of the logarithm, as long as values are positive.
     """
 
-    def __init__(self, value: float, spent: float, *, by_factors: bool = False) -> None:
-        self._start, self._spent, self._by_factors = value, spent, by_factors
+    def __init__(self, value: float, spent: float) -> None:
+        self._start, self._spent = value, spent
         self._seen = [(0, value)]
 
     def have_come(self, evaluations: int, value: float) -> bool:
@@ -49,8 +42,5 @@ class DiminishingReturns:
         if iterations < last:
             return False
         evaluations_before, value_before = self._seen[-1 - last]
-        recent, whole, worth = value_before - value, self._start - value, WORTH
-        if self._by_factors and value > 0:
-            recent, whole, worth = math.log(value_before / value), math.log(self._start / value), 1
-        average = whole / (self._spent + evaluations)
-        return recent / (evaluations - evaluations_before) < worth * average
+        recent = (value_before - value) / (evaluations - evaluations_before)
+        return recent < WORTH * (self._start - value) / (self._spent + evaluations)

@@ -199,11 +199,7 @@ class Iteration:
             each = self._work.evaluation(f.samples, account["rank"])
             # As if by autograd: after a cheap basis searches would end before BFGS knows f.
             basis = self._work.basis(account["curvature_samples"], account["rank"])
-            returns = DiminishingReturns(
-                start,
-                (self._work_of_gradient() + basis) / each,
-                by_factors=self._by_jacobian and self._objective.terms is not None,
-            )
+            returns = DiminishingReturns(start, (self._work_of_gradient() + basis) / each)
             most = MOST_ITERATIONS
         bfgs = BFGS(
             np.zeros_like(gradient),
