@@ -24,7 +24,7 @@ from benchmarks.parts import NOT_MEASURED, Part, Sections, View, markdown, resul
 from benchmarks.records import read_all
 from krylov_descent.laboratory.exhibit_lines import MISSING, headings, lines
 from krylov_descent.laboratory.figures import draw_convergence
-from krylov_descent.laboratory.reproduce import BEST, HF, Exhibit, exhibit
+from krylov_descent.laboratory.reproduce import DEFAULTS, HF, Exhibit, exhibit
 
 ROOT = Path(__file__).parents[1]
 # The name under which pages ask for the tables of `ksd reproduce`.
@@ -39,7 +39,7 @@ BLOCK = re.compile(
 )
 START = re.compile(r"^<!-- generated:", re.MULTILINE)
 # The runs on speech whose networks are shown, and what tables call them.
-NETWORKS = {BEST: "KSD", HF: "HF", "L-BFGS": "L-BFGS", "SGD": "SGD"}
+NETWORKS = {DEFAULTS: "KSD", HF: "HF", "L-BFGS": "L-BFGS", "SGD": "SGD"}
 # The kinds of hardware that pages have tables of.
 PLACES = {
     "x86_64": torch.device("cpu"),

@@ -1,4 +1,4 @@
-"""Learning curves, the performance profile, and what tf32 changes."""
+"""Learning curves and the performance profile."""
 
 import math
 from functools import partial
@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.figures import Line, draw, draw_profile
 from benchmarks.parts import Figure, Section, Sections
-from benchmarks.target.cells import KEYS, RACES, SEEDS, Cell
+from benchmarks.target.cells import KEYS, RACES, SEEDS
 from benchmarks.target.methods import METHODS
 from benchmarks.target.tables import median_time, seeds_of
 
@@ -68,39 +68,6 @@ def curves(race: str, sections: Sections, device: torch.device, path: Path) -> N
     draw(path, panels, x_label=f"seconds of training, {chosen.title}", levels=levels)
 
 
-def precisions(sections: Sections, device: torch.device, path: Path) -> None:
-    """Training error over passes, KSD with tf32 and without it, the first seed of each."""
-    panels = {
-        f"training error, {RACES[device.type][race].title}": [
-            _line(METHODS[method].title, sections[name], "passes", "train")
-            for method, name in both.items()
-        ]
-        for race, both in _matched(sections).items()
-    }
-    draw(path, panels, x_label="passes over the training data")
-
-
-def _matched(sections: Sections) -> dict[str, dict[str, str]]:
-    """The first seeds of KSD in both precisions by method, of each race that has both.
-
-    Those that were made with other settings tell nothing of precision.
-    """
-    names = {
-        race: {
-            method: Cell(race=race, method=method, stage="seed", seed=SEEDS[0]).name
-            for method in ("ksd", "ksd-float32")
-        }
-        for race in RACES["cuda"]
-    }
-    found = {race: both for race, both in names.items() if set(both.values()) <= set(sections)}
-    return {race: both for race, both in found.items() if _alike(sections, *both.values())}
-
-
-def _alike(sections: Sections, first: str, second: str) -> bool:
-    a, b = (dict(sections[name]["options"], tf32=None) for name in (first, second))
-    return a == b
-
-
 def _line(title: str, run: Section, x: str, y: str) -> Line:
     """A learning curve; a logarithm has no place for the start or an error of zero."""
     columns = KEYS.index(x), KEYS.index(y)
@@ -121,8 +88,5 @@ FIGURES = {
 } | {
     "target-profile": Figure(
         "Performance profile", profile, lambda sections: bool(ratios(sections, "cuda"))
-    ),
-    "target-tf32": Figure(
-        "KSD with tf32 and without", precisions, lambda sections: bool(_matched(sections))
     ),
 }

@@ -153,7 +153,7 @@ def run(
         "cell": {"race": cell.race, "method": cell.method, "stage": cell.stage, "seed": cell.seed},
         "rate": choice.rate if choice else None,
         "decay": choice.decay if choice else None,
-        "options": settings_of(cell.method, race.row),
+        "options": settings_of(cell.method),
         "seconds": seconds,
         "batch_size": race.batch_size if METHODS[cell.method].rates else None,
         "targets": {"train": race.train, "test": race.test},
@@ -184,8 +184,7 @@ def make_optimizer(
     """The method in its fastest form."""
     kind = METHODS[method].kind or method
     if choice is None:
-        options = settings_of(method, race.row)
-        return contender(kind).make(problem, model, seed, options)
+        return contender(kind).make(problem, model, seed, settings_of(method))
     recorded = problem.train[0].device.type == "cuda"
     update = make_update(kind, model, problem.weight_decay, recorded=recorded)
     return MiniBatches(
@@ -263,7 +262,7 @@ def _warm_up(method: str, race: str, device: torch.device) -> float:
     choice = Choice(rates[0], 1.0) if rates else None
     optimizer = make_optimizer(method, chosen, problem, model, choice, chosen.seconds, 0)
     started = time.perf_counter()
-    for _ in range(WARM_UP_STEPS if rates else first_steps(settings_of(method, chosen.row))):
+    for _ in range(WARM_UP_STEPS if rates else first_steps(METHODS[method].kind or method)):
         optimizer.step(problem.train)
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,11 +1,13 @@
-"""The methods by name, with the grids of their learning rates and their settings."""
+"""The methods by name, with the grids of their learning rates.
+
+Those without a learning rate have the library's defaults.
+"""
 
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.environment import UnavailableError, version_of
 from krylov_descent import KroneckerFactors
-from krylov_descent.laboratory.reproduce import BEST, DIAGONAL, exhibit
 
 # Wide enough that the best is seldom at an end, on full problems and small ones.
 ADAPTIVE_RATES = (2e-3, 5e-3, 1.2e-2, 3e-2)
@@ -29,11 +31,10 @@ class Method:
         title: what tables call it.
         rates: the grid of its learning rate; empty for methods without one.
         distribution: that it needs.
-        tf32: whether gradient (and products) are in TensorFloat-32; None as its settings say.
+        tf32: whether gradient (and products) are in TensorFloat-32; None as the defaults say.
         gpu_only: whether it takes part on GPUs alone.
         kind: the method that it is a form of. Forms take part where the goals are about them,
-            with the learning rate and the settings of the method itself.
-        column: of Table 2, whose settings KSD has.
+            with the learning rate of the method itself.
         decays: whether its learning rate falls to 0.
     """
 
@@ -43,7 +44,6 @@ class Method:
     tf32: bool | None = None
     gpu_only: bool = False
     kind: str | None = None
-    column: str = BEST
     decays: bool = True
 
     @property
@@ -79,10 +79,6 @@ METHODS: dict[str, Method] = {
     ),
     # Its products are in bfloat16, with which many CPUs take minutes for an epoch.
     "muon": Method(title="Muon", rates=MUON_RATES, gpu_only=True),
-    "ksd-diagonal": Method(
-        title="KSD (Fisher diagonal)", gpu_only=True, kind="ksd", column=DIAGONAL
-    ),
-    "ksd-float32": Method(title="KSD (float32)", tf32=False, gpu_only=True, kind="ksd"),
     "hf-tf32": Method(title="HF (tf32 products)", tf32=True, gpu_only=True, kind="hf"),
     "adam-tf32": Method(
         title="Adam (tf32)", rates=ADAPTIVE_RATES, tf32=True, gpu_only=True, kind="adam"
@@ -106,22 +102,12 @@ def methods_of(device: str) -> dict[str, Method]:
     return {name: m for name, m in METHODS.items() if device == "cuda" or not m.gpu_only}
 
 
-def settings_of(method: str, row: str | None) -> dict[str, Any]:
-    """Options of a method without learning rate: for KSD those of a row of Table 2 here.
-
-    Without a row, and for the other methods, they are the defaults but for the precision.
-    """
-    chosen, options = METHODS[method], dict[str, Any]()
-    if chosen.rates:
-        return options
-    if (chosen.kind or method) == "ksd" and row is not None:
-        cells = exhibit("table2").of_rows([row])
-        settings = next(c.settings for c in cells if c.column == chosen.column)
-        options.update(settings.optimizer_options)
-    return options if chosen.tf32 is None else {**options, "tf32": chosen.tf32}
+def settings_of(method: str) -> dict[str, Any]:
+    """Options of a method without learning rate: the defaults, but for the precision."""
+    chosen = METHODS[method]
+    return {} if chosen.rates or chosen.tf32 is None else {"tf32": chosen.tf32}
 
 
-def first_steps(settings: dict[str, Any]) -> int:
+def first_steps(method: str) -> int:
     """After so many a method without learning rate does nothing for the first time."""
-    factors = settings.get("preconditioner") == "kronecker"
-    return 2 + (KroneckerFactors().after if factors else 0)
+    return 2 + (KroneckerFactors().after if method == "ksd" else 0)

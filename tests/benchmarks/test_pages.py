@@ -135,7 +135,7 @@ def words(frame: float, tandem: float) -> dict[str, Any]:
 def test_the_tables_of_speech_have_a_column_for_each_network(tmp_path: Path) -> None:
     assert pages.frames_table(tmp_path) == pages.words_table(tmp_path) == NOT_MEASURED
     for column, found in {
-        "ksd-best-settings": words(0.1, 0.01),
+        "ksd-defaults": words(0.1, 0.01),
         "ksd-hessian": words(0.9, 0.9),  # not one of those shown
         "hf": words(0.125, 0.03),
     }.items():

@@ -31,7 +31,7 @@ def test_the_runs_of_the_goals_come_first() -> None:
         "curves.adam.decay-1.0",
         "curves.adam.decay-0.25",
     ]
-    goals = ("ksd", "adam", "ksd-diagonal", "ksd-float32", "adam-tf32", "hf-tf32")
+    goals = ("ksd", "adam", "adam-tf32", "hf-tf32")
     first = [name for name in names if name.split(".")[1] in goals and "classifier" not in name]
     assert names[: len(first)] == first
 
@@ -156,11 +156,10 @@ def test_forms_of_other_precision_are_for_gpus() -> None:
     assert "adam-tf32" in methods.methods_of("cuda")
     assert all(method.tf32 is None for method in methods.methods_of("cpu").values())
     assert "muon" not in methods.methods_of("cpu")
-    plain = methods.settings_of("ksd", "mnist-autoencoder")
-    assert "tf32" not in plain  # it chooses by itself
-    assert methods.settings_of("ksd-float32", "mnist-autoencoder") == {**plain, "tf32": False}
-    assert methods.settings_of("adam-tf32", "mnist-autoencoder") == {}
-    assert methods.settings_of("hf-tf32", "mnist-autoencoder") == {"tf32": True}
+    assert methods.settings_of("ksd") == {}  # it chooses by itself
+    assert methods.settings_of("hf") == {}
+    assert methods.settings_of("adam-tf32") == {}
+    assert methods.settings_of("hf-tf32") == {"tf32": True}
     for form, kind in (("adam-tf32", "adam"), ("soap-tf32", "soap"), ("muon-tf32", "muon")):
         described = methods.METHODS[form]
         assert (described.kind, described.tf32) == (kind, True)
@@ -172,29 +171,9 @@ def test_a_method_whose_library_is_missing_is_named() -> None:
         methods.Method(title="x", distribution="no-such-package").require()
 
 
-def test_ksd_has_the_settings_of_table_2_and_small_forms_the_defaults() -> None:
-    best, diagonal = (methods.settings_of(name, "curves") for name in ("ksd", "ksd-diagonal"))
-    assert best["preconditioner"] == "kronecker"
-    assert diagonal["preconditioner"] == "fisher-diagonal"
-    assert best["dimension"] < diagonal["dimension"]
-    assert methods.settings_of("ksd", None) == {}
-    assert methods.settings_of("hf", "curves") == {}
-
-
 def test_a_warm_up_goes_on_until_the_factors_have_come() -> None:
-    assert methods.first_steps(methods.settings_of("ksd", "mnist-classifier")) == 2
-    assert methods.first_steps(methods.settings_of("ksd", "curves")) == 12
-
-
-def test_precisions_are_compared_where_the_settings_are_alike() -> None:
-    def sections(dimension: int) -> dict[str, Any]:
-        return {
-            "curves.ksd.seed-0": {"options": {"dimension": 40, "tf32": True}},
-            "curves.ksd-float32.seed-0": {"options": {"dimension": dimension, "tf32": False}},
-        }
-
-    assert list(figures._matched(sections(40))) == ["curves"]
-    assert not figures._matched(sections(80))
+    assert methods.first_steps("hf") == 2
+    assert methods.first_steps("ksd") == 12
 
 
 def test_the_time_to_an_error_is_that_of_the_first_row_below_it() -> None:

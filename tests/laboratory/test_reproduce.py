@@ -8,9 +8,7 @@ from krylov_descent.laboratory.contenders import PAPER_METHOD
 from krylov_descent.laboratory.problems import PROBLEMS, starcraft
 from krylov_descent.laboratory.problems.mnist import PUBLISHED as MNIST_PUBLISHED
 from krylov_descent.laboratory.reproduce import (
-    BEST,
     DEFAULTS,
-    DIAGONAL,
     EXHIBITS,
     FORMS,
     HF,
@@ -19,8 +17,6 @@ from krylov_descent.laboratory.reproduce import (
     by_line,
     exhibit,
 )
-
-AUTOENCODERS = ("curves", "curves-code-6", "mnist-autoencoder")
 
 
 def test_table2_has_all_problems_with_hf_and_forms_of_ksd_three_times() -> None:
@@ -32,11 +28,9 @@ def test_table2_has_all_problems_with_hf_and_forms_of_ksd_three_times() -> None:
         if row.startswith(starcraft.NAME):
             continue
         lines = by_line(table.of_rows([row]))
-        more = [DIAGONAL] if row in AUTOENCODERS else []
-        assert [column for _, column in lines] == [HF, DEFAULTS, PAPER, BEST, *more]
+        assert [column for _, column in lines] == [HF, DEFAULTS, PAPER]
         first = [cells[0].settings for cells in lines.values()]
-        optimizers = [settings.optimizer for settings in first]
-        assert optimizers == ["hf", "ksd", "ksd-paper", "ksd", *(["ksd"] if more else [])]
+        assert [settings.optimizer for settings in first] == ["hf", "ksd", "ksd-paper"]
         assert first[1].optimizer_options == {}
         problem, options = FORMS.get(row, (row, {}))
         for settings in first:
@@ -83,7 +77,6 @@ def test_the_figures_have_both_methods_with_both_curvatures_and_lbfgs(name: str,
     ]
     assert runs == [
         ("ksd", None),
-        ("ksd", None),
         ("ksd-paper", None),
         ("ksd-paper", "hessian"),
         ("hf", None),
@@ -96,9 +89,9 @@ def test_the_figures_have_both_methods_with_both_curvatures_and_lbfgs(name: str,
 
 def test_a_figure_shares_the_runs_of_the_table(tmp_path: Path) -> None:
     table = {cell.folder(tmp_path).path: cell.settings for cell in exhibit("table2").cells}
-    columns = (DEFAULTS, BEST, PAPER, HF)
+    columns = (DEFAULTS, PAPER, HF)
     shared = [cell for cell in exhibit("figure2").cells if cell.column in columns]
-    assert len(shared) == 4
+    assert len(shared) == 3
     for cell in shared:
         assert table[cell.folder(tmp_path).path] == cell.settings
 
@@ -120,7 +113,7 @@ def test_every_cell_has_a_folder_of_its_own(name: str, tmp_path: Path) -> None:
     assert all(set(path.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for path in paths)
 
 
-def test_the_quick_form_is_small_and_short_and_keeps_no_settings_of_the_full_one() -> None:
+def test_the_quick_form_is_small_and_short_and_has_no_settings_of_the_paper() -> None:
     quick = exhibit("figure2").adapted("cuda", quick=True)
     assert quick.title == "Figure 2 of the paper: CURVES, small forms with 20 s a run"
     for cell in quick.cells:
@@ -146,10 +139,6 @@ def test_no_two_columns_of_a_quick_table_are_the_same_run() -> None:
     assert {cell.settings.seed for cell in table.cells} == {0}
     assert len(set(runs)) == len(runs)
     assert "ksd-paper" not in [cell.settings.optimizer for cell in table.cells]
-    fisher = [cell for cell in table.cells if cell.column == DIAGONAL]
-    assert [cell.row for cell in fisher] == [*AUTOENCODERS]
-    for cell in fisher:
-        assert cell.settings.optimizer_options == {"preconditioner": "fisher-diagonal"}
 
 
 def test_unknown_names_suggest_the_nearest() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from krylov_descent.laboratory.problems import starcraft
 from krylov_descent.laboratory.record import RunFolder
-from krylov_descent.laboratory.reproduce import BEST, DEFAULTS, HF, PAPER, Cell, by_line, exhibit
+from krylov_descent.laboratory.reproduce import DEFAULTS, HF, PAPER, Cell, by_line, exhibit
 from krylov_descent.laboratory.results import (
     CURVE_POINTS,
     ratio_of,
@@ -107,7 +107,7 @@ def test_the_summary_of_nothing_has_every_cell_as_missing(tmp_path: Path) -> Non
 def test_the_summary_has_what_each_cell_found(tmp_path: Path) -> None:
     ended(cell_folder(tmp_path, "curves", HF).path, HF_POINTS)
     ended(cell_folder(tmp_path, "curves", PAPER).path, KSD_POINTS)
-    ended(cell_folder(tmp_path, "curves", BEST).path, KSD_POINTS, None)
+    ended(cell_folder(tmp_path, "curves", DEFAULTS).path, KSD_POINTS, None)
     ended(cell_folder(tmp_path, "mnist-autoencoder", PAPER).path, KSD_POINTS, "interrupted")
     found = summary(tmp_path)
     cell = found["curves", PAPER]
@@ -118,7 +118,7 @@ def test_the_summary_has_what_each_cell_found(tmp_path: Path) -> None:
     assert cell["versions"] == config()["versions"]
     assert [(row["seconds"], row["train"]) for row in cell["curve"]] == KSD_POINTS
     assert "time_ratio" not in found["curves", HF]
-    assert found["curves", BEST]["outcome"] is None  # unfinished
+    assert found["curves", DEFAULTS]["outcome"] is None  # unfinished
     assert found["mnist-autoencoder", PAPER]["outcome"] is None  # interrupted
     assert sum(cell["outcome"] is not None for cell in found.values()) == 2
 
@@ -189,9 +189,9 @@ def test_long_runs_are_thinned_and_keep_their_end(tmp_path: Path) -> None:
 
 def test_only_ksd_is_measured_against_hf(tmp_path: Path) -> None:
     ended(cell_folder(tmp_path, "curves", HF).path, HF_POINTS)
-    ended(cell_folder(tmp_path, "curves", BEST).path, KSD_POINTS)
+    ended(cell_folder(tmp_path, "curves", DEFAULTS).path, KSD_POINTS)
     cells = exhibit("table2").of_rows(["curves"])
-    assert [cell.column for cell in cells if ratio_of(cell, tmp_path) is not None] == [BEST]
+    assert [cell.column for cell in cells if ratio_of(cell, tmp_path) is not None] == [DEFAULTS]
 
 
 def test_runs_that_a_limit_ended_have_no_part_in_a_ratio_that_looks_exact(tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ from krylov_descent.laboratory.settings import RunSettings
 from krylov_descent.laboratory.yardsticks import YARDSTICKS
 
 HF, DEFAULTS = "HF", "KSD, defaults"
-PAPER, BEST = "KSD, paper's settings", "KSD, best settings"
-DIAGONAL = "KSD, Fisher diagonal"
+PAPER = "KSD, paper's settings"
 SEEDS = 3
 # Its curvature products in tf32, as KSD's. Its gradient stays in float32.
 HF_SETTINGS: dict[str, Any] = {"tf32": True}
@@ -35,35 +34,17 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     CURVES_CODE_6: ("curves", {"code_size": 6}),
     STARCRAFT_OPPONENT: (starcraft.NAME, {"observed": "opponent"}),
 }
-# The defaults of the time when the best settings were chosen.
-FORMER: dict[str, Any] = {
-    "dimension": 20,
-    "bfgs_iterations": 30,
-    "preconditioner": "fisher-diagonal",
-}
-# On the autoencoders the paper's preconditioner takes more directions than Kronecker factors.
-DIAGONAL_SETTINGS: dict[str, dict[str, Any]] = {
-    "curves": {**FORMER, "dimension": 40, "subset_size": 0.125},
-    CURVES_CODE_6: {**FORMER, "dimension": 40, "subset_size": 0.125},
-    "mnist-autoencoder": {**FORMER, "dimension": 80, "subset_size": 3_750},
-}
-# And with these fewer do, the more of them the harder the problem.
-KRONECKER_DIMENSIONS = {"curves": 12, CURVES_CODE_6: 20, "mnist-autoencoder": 12}
-# The best of a few short trial runs by validation error or the time to one, not a search; for
-# speech what were the defaults then. One previous step is from before there were more.
-BEST_SETTINGS: dict[str, dict[str, Any]] = {
-    **{
-        row: {**options, "dimension": KRONECKER_DIMENSIONS[row], "preconditioner": "kronecker"}
-        for row, options in DIAGONAL_SETTINGS.items()
-    },
-    "mnist-classifier": {**FORMER, "subset_size": 3_000},
-    "mnist-classifier-pretrained": {**FORMER, "subset_size": 3_000, "previous_steps": 1},
-    speech.NAME: {**FORMER, "subset_size": "fixed", "previous_steps": 1},
-}
+# The paper's problems but for StarCraft, which is repeated over splits.
+ROWS = (
+    "curves",
+    CURVES_CODE_6,
+    "mnist-autoencoder",
+    "mnist-classifier",
+    "mnist-classifier-pretrained",
+    speech.NAME,
+)
 QUICK_SECONDS = 20.0
 QUICK_SPLITS = 2
-# What a small form keeps of the settings; the others are for the full one.
-QUICK_KEEPS = ("curvature", "preconditioner", "tf32")
 # A run that has not stopped by itself after so long is shown as it is then.
 LONGEST_SECONDS = 600.0
 # Problems that are stopped otherwise. A pass over the frames of speech is long, and their error
@@ -126,7 +107,7 @@ class Exhibit:
     def adapted(self, device: str, quick: bool) -> "Exhibit":
         """The same on a device, in the small form with one seed or two splits if it is to be quick.
 
-        The small forms have no settings in the paper, and none that were found best.
+        The small forms have no settings in the paper.
         """
         cells = [replace(c, settings=replace(c.settings, device=device)) for c in self.cells]
         if not quick:
@@ -151,20 +132,19 @@ class Exhibit:
 
 
 def _has_quick_form(cell: Cell) -> bool:
-    of_full_form = cell.column in (PAPER, BEST) or cell.settings.seed > 0
+    of_full_form = cell.column == PAPER or cell.settings.seed > 0
     return not of_full_form and (cell.split is None or cell.split < QUICK_SPLITS)
 
 
 def _quick(cell: Cell) -> Cell:
-    """The cell with the small form of its problem, without what was set for the full one."""
-    settings, options = cell.settings, cell.settings.optimizer_options
+    """The cell with the small form of its problem."""
+    settings = cell.settings
     return replace(
         cell,
         settings=replace(
             settings,
             optimizer="ksd" if settings.optimizer == KSD_PAPER else settings.optimizer,
             problem_options={**settings.problem_options, "size": "small"},
-            optimizer_options={k: options[k] for k in QUICK_KEEPS if k in options},
             limits=replace(settings.limits, seconds=QUICK_SECONDS),
         ),
     )
@@ -186,7 +166,7 @@ def _cell(row: str, column: str, optimizer: str, **options: Any) -> Cell:
 
 
 def _table2() -> Iterator[Cell]:
-    for row in BEST_SETTINGS:
+    for row in ROWS:
         for seed in range(SEEDS):
             for cell in _row(row):
                 yield replace(cell, settings=replace(cell.settings, seed=seed))
@@ -199,9 +179,6 @@ def _row(row: str) -> Iterator[Cell]:
     yield _cell(row, HF, "hf", **HF_SETTINGS)
     yield _cell(row, DEFAULTS, "ksd")
     yield _cell(row, PAPER, "ksd-paper")
-    yield _cell(row, BEST, "ksd", **BEST_SETTINGS[row])
-    if row in DIAGONAL_SETTINGS:
-        yield _cell(row, DIAGONAL, "ksd", **DIAGONAL_SETTINGS[row])
 
 
 def _starcraft(row: str) -> Iterator[Cell]:
@@ -222,7 +199,6 @@ def _figure(row: str) -> Iterator[Cell]:
     Those with the Gauss-Newton matrix are Table 2's own runs.
     """
     yield _cell(row, DEFAULTS, "ksd")
-    yield _cell(row, BEST, "ksd", **BEST_SETTINGS[row])
     yield _cell(row, PAPER, "ksd-paper")
     yield _cell(row, "KSD, Hessian", "ksd-paper", curvature="hessian")
     yield _cell(row, HF, "hf", **HF_SETTINGS)

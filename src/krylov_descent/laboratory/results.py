@@ -10,16 +10,7 @@ from typing import Any, Literal
 from krylov_descent.laboratory.limits import Ending
 from krylov_descent.laboratory.record import Row, RunFolder, explained, strict_json
 from krylov_descent.laboratory.repeats import estimate
-from krylov_descent.laboratory.reproduce import (
-    BEST,
-    DEFAULTS,
-    DIAGONAL,
-    HF,
-    PAPER,
-    Cell,
-    Exhibit,
-    by_line,
-)
+from krylov_descent.laboratory.reproduce import DEFAULTS, HF, PAPER, Cell, Exhibit, by_line
 
 # Endings that say nothing about how long the run would have taken.
 CUT_SHORT = [e.name.lower() for e in (Ending.ITERATIONS, Ending.SECONDS, Ending.PASSES)]
@@ -64,7 +55,7 @@ def time_ratio(ksd: RunFolder, hf: RunFolder) -> Ratio | None:
 
 def ratio_of(cell: Cell, base: Path) -> Ratio | None:
     """The time ratio of a table's cell; None for HF itself, and where there is none yet."""
-    if cell.column not in (PAPER, BEST, DEFAULTS, DIAGONAL):
+    if cell.column not in (PAPER, DEFAULTS):
         return None
     return time_ratio(cell.folder(base), replace(cell, column=HF).folder(base))
 
