@@ -24,7 +24,7 @@ from benchmarks.parts import NOT_MEASURED, Part, Sections, View, markdown, resul
 from benchmarks.records import read_all
 from krylov_descent.laboratory.exhibit_lines import MISSING, headings, lines
 from krylov_descent.laboratory.figures import draw_convergence
-from krylov_descent.laboratory.reproduce import DEFAULTS, HF, Exhibit, exhibit
+from krylov_descent.laboratory.reproduce import Exhibit, exhibit
 
 ROOT = Path(__file__).parents[1]
 # The name under which pages ask for the tables of `ksd reproduce`.
@@ -38,8 +38,8 @@ BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 START = re.compile(r"^<!-- generated:", re.MULTILINE)
-# The runs on speech whose networks are shown, and what tables call them.
-NETWORKS = {DEFAULTS: "KSD", HF: "HF", "L-BFGS": "L-BFGS", "SGD": "SGD"}
+# The files of what `ksd words` found, and what tables call the networks.
+NETWORKS = {"ksd": "KSD", "hf": "HF", "lbfgs": "L-BFGS", "sgd": "SGD"}
 # The kinds of hardware that pages have tables of.
 PLACES = {
     "x86_64": torch.device("cpu"),
@@ -139,14 +139,13 @@ def words_table(base: Path) -> str:
 
 
 def _recognised(base: Path) -> dict[str, list[dict[str, Any]]]:
-    """What stands in the words.json of the runs on speech, by optimiser."""
-    found = {}
-    for cell in exhibit("figure1").cells:
-        path = cell.folder(base).path / "words.json"
-        if cell.column in NETWORKS and path.exists():
-            conditions = json.loads(path.read_text(encoding="utf-8"))["conditions"]
-            found[NETWORKS[cell.column]] = conditions
-    return found
+    """What `ksd words` found with networks of earlier runs on speech, by optimiser."""
+    paths = {name: base / "trials" / "words" / f"{stem}.json" for stem, name in NETWORKS.items()}
+    return {
+        name: json.loads(path.read_text(encoding="utf-8"))["conditions"]
+        for name, path in paths.items()
+        if path.exists()
+    }
 
 
 def _by_noise(columns: dict[str, tuple[list[dict[str, Any]], str]]) -> str:

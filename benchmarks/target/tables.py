@@ -60,7 +60,7 @@ def target_table(sections: Sections, device: torch.device) -> str:
 
 def _rules(sections: Sections) -> str:
     """How rates and decays were chosen."""
-    if not any("decay" in section for section in sections.values()):
+    if not any("decay" in run for run in sections.values() if run["rate"] is not None):
         return (
             "The learning rate is the best of four by the training error at the end of a quarter "
             "of the time, with one seed, and falls linearly to 0 over the time."

@@ -134,14 +134,10 @@ def words(frame: float, tandem: float) -> dict[str, Any]:
 
 def test_the_tables_of_speech_have_a_column_for_each_network(tmp_path: Path) -> None:
     assert pages.frames_table(tmp_path) == pages.words_table(tmp_path) == NOT_MEASURED
-    for column, found in {
-        "ksd-defaults": words(0.1, 0.01),
-        "ksd-hessian": words(0.9, 0.9),  # not one of those shown
-        "hf": words(0.125, 0.03),
-    }.items():
-        folder = tmp_path / "speech" / column
-        folder.mkdir(parents=True)
-        (folder / "words.json").write_text(json.dumps(found))
+    folder = tmp_path / "trials" / "words"
+    folder.mkdir(parents=True)
+    for name, found in {"ksd": words(0.1, 0.01), "hf": words(0.125, 0.03)}.items():
+        (folder / f"{name}.json").write_text(json.dumps(found))
     assert pages.frames_table(tmp_path).splitlines() == [
         "| noise | KSD | HF |",
         "| --- | ---: | ---: |",

@@ -86,6 +86,16 @@ def test_an_unfinished_run_has_no_ratio(tmp_path: Path, ending: str | None) -> N
     assert time_ratio(hf, RunFolder(tmp_path / "nothing")) is None
 
 
+def test_times_of_two_machines_are_not_compared(tmp_path: Path) -> None:
+    folders = [ended(tmp_path / name, KSD_POINTS) for name in ("ksd", "hf", "other")]
+    for folder, gpu in zip(folders, ("a GPU", "a GPU", "another"), strict=True):
+        config_of = folder.config() | {"environment": {"gpu": gpu, "commit": folder.path.name}}
+        (folder.path / "config.json").write_text(json.dumps(config_of))
+    ksd, hf, other = folders
+    assert time_ratio(ksd, hf) is not None
+    assert time_ratio(ksd, other) is None
+
+
 def cell_folder(base: Path, row: str, column: str) -> RunFolder:
     cells = exhibit("table2").of_rows([row])
     return next(cell for cell in cells if cell.column == column).folder(base)

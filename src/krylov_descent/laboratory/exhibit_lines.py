@@ -3,6 +3,7 @@
 For the terminal and for the documentation alike.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,11 +97,13 @@ def _error(value: float | None, unit: str) -> str:
 
 
 def _estimate(found: Estimate, unit: str) -> str:
-    """A mean, with its 95% interval if there are several runs."""
-    if found.half_width is None:
+    """A mean, with its 95% interval if there are several runs, which has two digits."""
+    if not found.half_width:
         return _error(found.mean, unit)
-    scale, digits = (100, ".1f") if unit == "%" else (1, ".3g")
-    return f"{scale * found.mean:{digits}} ± {scale * found.half_width:{digits}}{unit}"
+    scale = 100 if unit == "%" else 1
+    mean, half_width = scale * found.mean, scale * found.half_width
+    decimals = max(0, 1 - math.floor(math.log10(half_width)))
+    return f"{mean:.{decimals}f} ± {half_width:.{decimals}f}{unit}"
 
 
 def _ratios(ratio: Ratio | None) -> list[str]:

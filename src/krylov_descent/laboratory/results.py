@@ -14,6 +14,8 @@ from krylov_descent.laboratory.reproduce import DEFAULTS, HF, PAPER, Cell, Exhib
 
 # Endings that say nothing about how long the run would have taken.
 CUT_SHORT = [e.name.lower() for e in (Ending.ITERATIONS, Ending.SECONDS, Ending.PASSES)]
+# What times depend on beside the method.
+MACHINE = ("torch", "cpu", "gpu", "cores", "threads")
 CURVE_KEYS = ("iteration", "seconds", "passes", "train", "validation", "test")
 CURVE_POINTS = 200
 
@@ -36,8 +38,8 @@ class Ratio:
 
 
 def time_ratio(ksd: RunFolder, hf: RunFolder) -> Ratio | None:
-    """Both measures; None where one of the runs has not ended."""
-    if not (ksd.finished and hf.finished):
+    """Both measures; None where one of the runs has not ended, or was made on another machine."""
+    if not (ksd.finished and hf.finished) or _machine(ksd) != _machine(hf):
         return None
     cut = [(folder.outcome() or {})["ending"] in CUT_SHORT for folder in (ksd, hf)]
     ours, theirs = ksd.rows(), hf.rows()
@@ -51,6 +53,12 @@ def time_ratio(ksd: RunFolder, hf: RunFolder) -> Ratio | None:
         bound="" if cut[0] == cut[1] else "at least" if cut[0] else "at most",
         to_worse=reached[0] / reached[1] if reached[0] is not None and reached[1] else None,
     )
+
+
+def _machine(folder: RunFolder) -> list[Any]:
+    """Records of earlier versions do not say; their times are compared with each other alone."""
+    environment = folder.config().get("environment", {})
+    return [environment.get(key) for key in MACHINE]
 
 
 def ratio_of(cell: Cell, base: Path) -> Ratio | None:
