@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from krylov_descent import KSD, Status, StepResult
+from krylov_descent import KSD, Status, StepResult, Term
 from krylov_descent.objective.batches import as_samples
-from krylov_descent.objective.subsets import SubsetSizes
+from krylov_descent.objective.subsets import LEAST_FIXED, SubsetSizes
 from krylov_descent.optimizers.ksd import subset_growth as growing_sets
 from krylov_descent.optimizers.result import SCALED_AWAY
 from krylov_descent.runtime.ranks import Ranks
@@ -45,6 +45,8 @@ def doublings_after(*results: StepResult, of_terms: bool = False) -> int:
     group: dict[str, Any] = {}
     growing_sets.begin(group)
     for result in results:
+        if of_terms:
+            growing_sets.compare(group, result.loss, of_terms=True)
         growing_sets.learn(group, result, of_terms=of_terms)
     return int(group[growing_sets.DOUBLINGS])
 
@@ -68,15 +70,48 @@ def test_steps_that_do_not_have_them_doubled() -> None:
     assert found == [0, 1, 1, 2]
 
 
-def test_a_step_that_raised_the_loss_of_terms_has_all_points_taken() -> None:
-    first, lower, higher = (step(loss, 1.0) for loss in (10, 9.6, 10.1))
+def test_a_step_of_terms_that_fitted_its_own_points_has_all_points_taken() -> None:
+    first = step(10, 1.1)  # promises more than a tenth of the loss
+    lower, higher = step(9.6, 1.0), step(10.1, 1.0)
     assert doublings_after(first, lower, of_terms=True) == 1
     assert doublings_after(first, higher, of_terms=True) == growing_sets.MOST_DOUBLINGS
     assert doublings_after(first, higher) == 1
-    # After a doubling there is nothing yet to compare a loss with.
-    assert doublings_after(first, lower, step(9.7, 1.0), of_terms=True) == 1
+    # On a plateau a loss that is a little higher says less.
+    assert doublings_after(step(10, 0.9), higher, of_terms=True) == 1
+    # The step that follows has the larger sets, and is compared as well.
+    assert doublings_after(first, lower, step(9.3, 1.0), of_terms=True) == 2
+    assert doublings_after(first, lower, step(9.0, 1.0), of_terms=True) == 1
     sizes = SubsetSizes("auto", "auto", 20, doublings=growing_sets.MOST_DOUBLINGS)
     assert sizes.of(10_712) == (10_712, 10_712)
+
+
+def test_a_step_of_terms_has_the_sets_that_the_loss_before_it_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = []
+
+    def compare(group: dict[str, Any], loss: float, *, of_terms: bool) -> bool:
+        told.append(loss)
+        return whole(group, loss, of_terms=of_terms)
+
+    whole = growing_sets.compare
+    monkeypatch.setattr(growing_sets, "compare", compare)
+    terms = {"equation": Term(lambda net, x: net(x) - 1, points(3_000), weight=2.0)}
+    optimizer = KSD(small_net(), terms, weight_decay=0.1)
+    result = optimizer.step()
+    assert told == [pytest.approx(result.loss, rel=1e-5)]  # L2 is part of it
+    assert result.objective_samples == LEAST_FIXED
+    # As after a step that promised all of the loss and raised it instead.
+    group = optimizer.param_groups[0]
+    group[growing_sets.EXPECTED] = group[growing_sets.LOSS] = result.loss_after / 2
+    group[growing_sets.PROMISED] = result.loss_after / 2
+    assert optimizer.step().objective_samples == 3_000
+
+
+def test_older_steps_of_terms_do_not_hide_the_last_one() -> None:
+    good, bad = [step(10, 2), step(8, 2), step(6, 2), step(4, 1)], step(4.1, 1)
+    assert doublings_after(*good, bad) == 0
+    assert doublings_after(*good, bad, of_terms=True) == growing_sets.MOST_DOUBLINGS
 
 
 def test_sets_know_whether_the_loss_is_of_terms(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,8 @@ class KSD(KSDState):
         with derivatives_in_tf32(self._is_in_tf32 and not escalation.is_under_way(group)):
             if self.subset_sizes.grow:
                 sets.compare_data()
+                if objective.terms is not None:
+                    subset_growth.compare(group, objective.value_of_terms(), of_terms=True)
             iteration, result = Iteration(self, objective, sets), None
             while result is None:
                 try:
