@@ -35,6 +35,21 @@ def two_at_once(net: nn.Module, x: Tensor) -> Tensor:
     return residuals
 
 
+def wiggly(net: nn.Module, x: Tensor) -> Tensor:
+    residuals: Tensor = net(x) - (40 * x).sin().prod(1, keepdim=True)
+    return residuals
+
+
+def wide_net_and_term(
+    device: torch.device, subset_size: int | None = None
+) -> tuple[nn.Sequential, dict[str, Term]]:
+    """A net that can fit twenty of the 400 points without the others."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 1)).double().to(device)
+    term = Term(wiggly, points(400).to(device), weight=2.0, subset_size=subset_size)
+    return net, {"equation": term}
+
+
 def terms_of(**weights: float) -> dict[str, Term]:
     sensors = points(7, 2)
     return {

@@ -2,17 +2,18 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from krylov_descent import LBFGS, Term
+from krylov_descent import KSD, LBFGS, Term
 from krylov_descent.optimizers.base import DataOptimizer
 from krylov_descent.runtime.ranks import Ranks
 from tests.distributed.mishaps import told_of_a_step
 from tests.distributed.work import OPTIMIZERS, OPTIONS, rank, told_of
-from tests.terms import laplace, points, small_net
+from tests.terms import laplace, points, small_net, wide_net_and_term
 
 Terms = dict[str, Term]
 # Short steps amplify rounding little. The diagonal of a residual that differentiates is estimated
@@ -83,6 +84,15 @@ def steps(name: str, options: dict[str, Any], which: str, count: int) -> dict[st
         "points": points_of_steps,
         "drawn": optimizer.param_groups[0].get("points_drawn"),
     }
+
+
+def steps_of_small_sets(count: int) -> dict[str, Any]:
+    """Steps of which the second is searched twice; see `wide_net_and_term`."""
+    model, terms = wide_net_and_term(torch.device("cpu"))
+    optimizer = KSD(model, terms, preconditioner="identity")
+    optimizer.subset_sizes = replace(optimizer.subset_sizes, least=20)
+    results = [optimizer.step() for _ in range(count)]
+    return told_of(optimizer, model, results)
 
 
 def of_points(terms: Terms) -> list[Term]:

@@ -59,6 +59,17 @@ def test_steps_are_those_of_one_process(case: str, group: Group) -> None:
     assert set(expected["held out"][0]) == {"equation", "data", "edge", "runaway"}
 
 
+def test_ranks_search_again_where_one_process_does(group: Group) -> None:
+    expected = term_work.steps_of_small_sets(2)["results"]
+    assert [step["objective_samples"] for step in expected] == [20, 400]
+    ranks = group.run(term_work.steps_of_small_sets, 2)
+    for found in ranks:
+        assert torch.equal(found["parameters"], ranks[0]["parameters"])
+        assert found["results"] == ranks[0]["results"]
+        # Rounding grows in searches of so many evaluations.
+        assert found["results"] == [pytest.approx(step, rel=1e-4) for step in expected]
+
+
 def test_ranks_agree_on_a_diagonal_that_is_estimated(group: Group) -> None:
     """By random signs that go by the place on a rank, so one process takes other steps."""
     found = group.run(term_work.steps, "ksd", {"preconditioner": "auto"}, "many", STEPS)

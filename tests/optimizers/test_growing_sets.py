@@ -1,6 +1,7 @@
 """Sets that grow when what they say of a step does not hold for all the data."""
 
 import copy
+import itertools
 import math
 import pickle
 import weakref
@@ -15,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from krylov_descent import KSD, Status, StepResult, Term
+from krylov_descent import KSD, Status, StepResult
 from krylov_descent.objective.batches import as_samples
-from krylov_descent.objective.subsets import LEAST_FIXED, SubsetSizes
 from krylov_descent.optimizers.ksd import subset_growth as growing_sets
 from krylov_descent.optimizers.result import SCALED_AWAY
 from krylov_descent.runtime.ranks import Ranks
+from tests.engines import ENGINES, check_alike, device_of, use
 from tests.optimizers.nets import beginning_small, noisy_classes, parameters_of
-from tests.terms import points, small_net, terms_of
+from tests.terms import wide_net_and_term
 
 N, INPUTS, CLASSES = 1200, 6, 3
 ALONE = Ranks(torch.device("cpu"))
@@ -41,13 +42,11 @@ def step(loss: float, gain: float, *, part: int = 100, status: Status = Status.M
     )
 
 
-def doublings_after(*results: StepResult, of_terms: bool = False) -> int:
+def doublings_after(*results: StepResult) -> int:
     group: dict[str, Any] = {}
     growing_sets.begin(group)
     for result in results:
-        if of_terms:
-            growing_sets.compare(group, result.loss, of_terms=True)
-        growing_sets.learn(group, result, of_terms=of_terms)
+        growing_sets.learn(group, result)
     return int(group[growing_sets.DOUBLINGS])
 
 
@@ -70,63 +69,6 @@ def test_steps_that_do_not_have_them_doubled() -> None:
     assert found == [0, 1, 1, 2]
 
 
-def test_a_step_of_terms_that_fitted_its_own_points_has_all_points_taken() -> None:
-    first = step(10, 1.1)  # promises more than a tenth of the loss
-    lower, higher = step(9.6, 1.0), step(10.1, 1.0)
-    assert doublings_after(first, lower, of_terms=True) == 1
-    assert doublings_after(first, higher, of_terms=True) == growing_sets.MOST_DOUBLINGS
-    assert doublings_after(first, higher) == 1
-    # On a plateau a loss that is a little higher says less.
-    assert doublings_after(step(10, 0.9), higher, of_terms=True) == 1
-    # The step that follows has the larger sets, and is compared as well.
-    assert doublings_after(first, lower, step(9.3, 1.0), of_terms=True) == 2
-    assert doublings_after(first, lower, step(9.0, 1.0), of_terms=True) == 1
-    sizes = SubsetSizes("auto", "auto", 20, doublings=growing_sets.MOST_DOUBLINGS)
-    assert sizes.of(10_712) == (10_712, 10_712)
-
-
-def test_a_step_of_terms_has_the_sets_that_the_loss_before_it_asks_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told = []
-
-    def compare(group: dict[str, Any], loss: float, *, of_terms: bool) -> bool:
-        told.append(loss)
-        return whole(group, loss, of_terms=of_terms)
-
-    whole = growing_sets.compare
-    monkeypatch.setattr(growing_sets, "compare", compare)
-    terms = {"equation": Term(lambda net, x: net(x) - 1, points(3_000), weight=2.0)}
-    optimizer = KSD(small_net(), terms, weight_decay=0.1)
-    result = optimizer.step()
-    assert told == [pytest.approx(result.loss, rel=1e-5)]  # L2 is part of it
-    assert result.objective_samples == LEAST_FIXED
-    # As after a step that promised all of the loss and raised it instead.
-    group = optimizer.param_groups[0]
-    group[growing_sets.EXPECTED] = group[growing_sets.LOSS] = result.loss_after / 2
-    group[growing_sets.PROMISED] = result.loss_after / 2
-    assert optimizer.step().objective_samples == 3_000
-
-
-def test_older_steps_of_terms_do_not_hide_the_last_one() -> None:
-    good, bad = [step(10, 2), step(8, 2), step(6, 2), step(4, 1)], step(4.1, 1)
-    assert doublings_after(*good, bad) == 0
-    assert doublings_after(*good, bad, of_terms=True) == growing_sets.MOST_DOUBLINGS
-
-
-def test_sets_know_whether_the_loss_is_of_terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = []
-
-    def learn(group: dict[str, Any], result: StepResult, *, of_terms: bool) -> None:
-        told.append(of_terms)
-
-    monkeypatch.setattr(growing_sets, "learn", learn)
-    KSD(small_net(), terms_of()).step()
-    x = points(30)
-    KSD(small_net(), nn.MSELoss()).step((x, x.sum(1, keepdim=True)))
-    assert told == [True, False]
-
-
 def test_one_bad_step_among_good_ones_is_forgiven() -> None:
     # The last three brought 1, 1 and 0.2 of 1 each: 0.2 + 0.7 + 0.49 of 1 + 0.7 + 0.49.
     assert doublings_after(step(10, 1), step(9, 1), step(8, 1), step(7.8, 1)) == 0
@@ -146,15 +88,15 @@ def test_a_step_that_lr_made_worthless_says_nothing_of_the_sets() -> None:
 def test_losses_on_other_data_are_not_compared() -> None:
     group: dict[str, Any] = {}
     growing_sets.begin(group)
-    growing_sets.learn(group, step(10, 1.0), of_terms=False)
+    growing_sets.learn(group, step(10, 1.0))
     group[growing_sets.SAME_DATA] = False
-    growing_sets.learn(group, step(11, 1.0), of_terms=False)
-    growing_sets.learn(group, step(11, 0, status=Status.NO_DECREASE), of_terms=False)
+    growing_sets.learn(group, step(11, 1.0))
+    growing_sets.learn(group, step(11, 0, status=Status.NO_DECREASE))
     assert group[growing_sets.DOUBLINGS] == 0
     group[growing_sets.SAME_DATA] = True
-    growing_sets.learn(group, step(12, 1.0), of_terms=False)  # nothing is left to compare it with
+    growing_sets.learn(group, step(12, 1.0))  # nothing is left to compare it with
     assert group[growing_sets.DOUBLINGS] == 0
-    growing_sets.learn(group, step(12.5, 1.0), of_terms=False)
+    growing_sets.learn(group, step(12.5, 1.0))
     assert group[growing_sets.DOUBLINGS] == 1
 
 
@@ -378,3 +320,33 @@ def test_a_state_from_before_fingerprints_goes_on_as_at_its_last_step(new_data: 
     for optimizer in (first, second):
         optimizer.step(parts_of(data, 3) if new_data else data)
     assert torch.equal(parameters(first), parameters(second))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_steps_of_terms_lower_the_loss_on_all_points(engine: str) -> None:
+    results = steps_of_small_sets(engine, 8)
+    for before, after in itertools.pairwise(results):
+        assert after.loss < before.loss
+    repeated = next(result for result in results if result.objective_samples == 400)
+    assert repeated.curvature_samples == 20  # the basis was there already
+    assert repeated.loss_before == pytest.approx(repeated.loss, rel=1e-9)
+    assert repeated.evaluations > 2 + repeated.iterations  # those of both searches
+    assert results[-1].curvature_samples == 400
+    if engine != "eager":
+        check_alike(results[:2], steps_of_small_sets("eager", 2), rel=1e-3)
+
+
+def steps_of_small_sets(engine: str, count: int) -> list[StepResult]:
+    """With sets of twenty points, which a search fits while it raises the loss of the others."""
+    net, terms = wide_net_and_term(device_of(engine))
+    optimizer = use(engine, KSD(net, terms, weight_decay=1e-9))
+    optimizer.subset_sizes = replace(optimizer.subset_sizes, least=20)
+    return [optimizer.step() for _ in range(count)]
+
+
+def test_sets_that_were_asked_for_stay() -> None:
+    sizes: list[tuple[Any, int | None]] = [(20, None), ("auto", 20)]
+    for size, of_the_term in sizes:
+        net, terms = wide_net_and_term(torch.device("cpu"), subset_size=of_the_term)
+        optimizer = KSD(net, terms, subset_size=size)
+        assert [optimizer.step().objective_samples for _ in range(4)] == [20] * 4

@@ -191,11 +191,6 @@ class Objective:
                     sums.add(batch, self.network.sample_losses(batch))
         return sums.value()
 
-    def value_of_terms(self) -> float:
-        """f over all samples of the terms, at the start of a step, without a pass over them."""
-        assert self.terms is not None
-        return self.terms.value() + self.parameters.decay_value() / self.scale
-
     def losses(self, data: Any) -> Tensor:
         """nᵢ of each of this rank's N samples: [N], float64, on the CPU, without L2."""
         found = []

@@ -99,10 +99,6 @@ class Terms(Mapping[str, Term]):
             ]
         )
 
-    def value(self) -> float:
-        """The weighted sum of the terms when they were evaluated."""
-        return sum(term.weight * self.losses.terms[name] for name, term in self._terms.items())
-
     def _term(self, name: str) -> Term:
         return self._terms[name.removesuffix(HELD_OUT)]
 

@@ -21,7 +21,7 @@ from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.search_objective import Search, SearchObjective
 from krylov_descent.optimizers.account import MOST_FITS, Account
 from krylov_descent.optimizers.ksd import dimension as directions
-from krylov_descent.optimizers.ksd import escalation
+from krylov_descent.optimizers.ksd import escalation, subset_growth
 from krylov_descent.optimizers.ksd.ksd_state import KSDState
 from krylov_descent.optimizers.ksd.step_sets import StepSets
 from krylov_descent.optimizers.ksd.work import Work
@@ -68,6 +68,8 @@ class Iteration:
             self._engine.change_preconditioner()
         self._account, self._work = Account(objective), Work(objective)
         self._fits_left = MOST_FITS
+        self._evaluations = 0
+        self._samples: Samples = Nothing()
         self._curvature_set: Samples = Nothing()
         self._objective_set: Samples = Nothing()
         self._subspace: Subspace
@@ -76,9 +78,9 @@ class Iteration:
     def gradient(self) -> Evaluation:
         """Compute g and D on A, and draw B and C."""
         self._ranks.enter("gradient")
-        samples = self._sets.to_walk_over()
+        self._samples = self._sets.to_walk_over()
         self._engine.repeatable = self._can_be_made_again()
-        found = self._schedule.current.update(self._objective, samples)
+        found = self._schedule.current.update(self._objective, self._samples)
         self._curvature_set, self._objective_set = self._sets.draw()
         return found
 
@@ -184,7 +186,8 @@ class Iteration:
         """BFGS on C from a = 0; None if the value or the gradient at a = 0 is not finite."""
         account = self._account
         start, gradient = f.start()
-        account.note(loss_before=start, objective_samples=f.samples, evaluations=1)
+        self._evaluations += 1
+        account.note(loss_before=start, objective_samples=f.samples, evaluations=self._evaluations)
         is_finite = math.isfinite(start) and bool(np.isfinite(gradient).all())
         scale = self._objective.scale
         ritz_values = coordinates.ritz_values.div(scale)
@@ -210,9 +213,32 @@ class Iteration:
             returns=returns,
         )
         best = minimize(bfgs, f)
-        account.note(noise=noise, iterations=best.iterations, evaluations=best.evaluations + 1)
+        self._evaluations += best.evaluations
+        account.note(noise=noise, iterations=best.iterations, evaluations=self._evaluations)
         account.count(f.samples_seen)
         return best
+
+    def fitted_its_points(self, f: SearchObjective, best: BFGSResult | None) -> bool:
+        """Whether the search lowered the loss of its own points alone; then C becomes all points.
+
+        Searches of terms are long enough to fit the points that they have, and would do so again on
+        twice as many. Cost: one forward pass over A, where C is a part of it.
+        """
+        account, optimizer, terms = self._account, self._optimizer, self._objective.terms
+        may_grow = optimizer.subset_sizes.grow and f.samples < account["samples"]
+        if terms is None or not may_grow or any(term.subset_size for term in terms.values()):
+            return False
+        if best is None or not best.value < account["loss_before"]:
+            return False
+        f.take(best.point)
+        value = self._objective.value(self._samples)
+        account.count(account["samples"])
+        if value < account["loss"]:
+            return False
+        f.restore()
+        subset_growth.take_all(optimizer.param_groups[0])
+        _, self._objective_set = self._sets.draw()
+        return True
 
     def take(self, f: SearchObjective, best: BFGSResult | None) -> StepResult | None:
         """Move to θ + d, where d = V̄a* scaled by `lr`; None if that is no decrease."""

@@ -42,7 +42,8 @@ class KSD(KSDState):
             B and C. "auto" is like "fixed", except where all steps have the same data in memory.
             There a large model on a CPU begins with fewer samples, down to 250, and the sets double
             when less than half of the decrease on C is seen on A. "fixed" and "auto" take all
-            samples if two disjoint sets do not fit into the data.
+            samples if two disjoint sets do not fit into the data. A search of terms that would
+            raise their loss on all points is repeated on all of them.
         previous_steps: m, how many of the last steps join the subspace. The paper has 1. Each step
             deviates towards its own C; with more steps these deviations can cancel.
         bfgs_iterations: the most iterations of the search. With "auto" it ends when the last
@@ -156,8 +157,6 @@ class KSD(KSDState):
         with derivatives_in_tf32(self._is_in_tf32 and not escalation.is_under_way(group)):
             if self.subset_sizes.grow:
                 sets.compare_data()
-                if objective.terms is not None:
-                    subset_growth.compare(group, objective.value_of_terms(), of_terms=True)
             iteration, result = Iteration(self, objective, sets), None
             while result is None:
                 try:
@@ -165,7 +164,7 @@ class KSD(KSDState):
                 except RescaledError:  # the scale of the objective changed; at most twice per step
                     continue
             if self.subset_sizes.grow:
-                subset_growth.learn(group, result, of_terms=objective.terms is not None)
+                subset_growth.learn(group, result)
             usual = int(group[directions.DIRECTIONS])
             if result.status is Status.MOVED:
                 escalation.take_back(group, usual)
@@ -194,6 +193,9 @@ class KSD(KSDState):
             # Lines 10-11. The best point a* of the subspace, by BFGS on C from a = 0.
             f = search.result().over(found.subspace, coordinates)
             best = step.minimize(f, coordinates)
+            if step.fitted_its_points(f, best):  # again, on all points
+                f = step.search().result().over(found.subspace, coordinates)
+                best = step.minimize(f, coordinates)
             # Lines 12-13. d_prev = V̄a*, and θ + d_prev.
             result = step.take(f, best)
         finally:

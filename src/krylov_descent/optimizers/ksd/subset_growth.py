@@ -3,12 +3,9 @@
 A step is the best point of its subspace on C, so its decrease on all the data is smaller. The next
 step computes the loss on A anyway, which tells how much smaller. Small sets are cheap, and early in
 training their decrease carries over to all the data. When less than half of it does, the sets are
-doubled. (Byrd, Chin, Nocedal and Wu 2012 grow sets by the variance of gradients.)
-
-Searches of terms are few and long, so the last one alone counts. One that brought a tenth of their
-loss on C, or more, and raised it on A has fitted its own points, and would do so again on twice as
-many: then the sets become all points. Terms are evaluated before a step, so its own sets follow;
-those of other data follow in the step after it.
+doubled. (Byrd, Chin, Nocedal and Wu 2012 grow sets by the variance of gradients.) Searches of terms
+are long enough to fit the points that they have, so a step of theirs looks at all points before it
+is taken (see `Iteration.fitted_its_points`).
 
 The memory is six numbers in a parameter group, which checkpoints save. Losses are compared only if
 the data are those of the previous step. A fingerprint of the numbers, not the identity of the
@@ -35,10 +32,8 @@ from krylov_descent.runtime.ranks import Ranks, Shard
 
 # The least fraction of the last steps' decrease on C that must be seen on A.
 WORTH = 0.5
-# The discount factor of older steps, unless the loss falls faster; those of terms are forgotten.
+# The discount factor of older steps, unless the loss falls faster.
 MEMORY = 0.7
-# Of the loss of terms: a step that promised so much and raised it has fitted its own points.
-FITTED = 0.1
 # Bounds the doublings: if only one set grows, the sets never become all of A.
 MOST_DOUBLINGS = 40
 # The fingerprint reads this many samples, or up to twice as many.
@@ -85,56 +80,36 @@ def forget(group: dict[str, Any]) -> None:
     group[EXPECTED], group[PROMISED] = math.nan, 0.0
 
 
-def compare(group: dict[str, Any], loss: float, *, of_terms: bool) -> bool:
-    """Compare a loss on A with what the steps before promised, and enlarge the sets if needed.
-
-    Args:
-        group: with the entries, which are updated.
-        loss: on A, after these steps.
-        of_terms: whether it is that of terms.
-
-    Returns:
-        Whether the sets were enlarged.
-    """
-    # EXPECTED is the loss on A without the last steps, with older steps discounted.
-    seen = group[EXPECTED] - loss
-    if not seen < WORTH * group[PROMISED]:  # nor where there is nothing to compare with
-        return False
-    _enlarge(group, fitted=of_terms and seen < 0 and group[PROMISED] > FITTED * group[LOSS])
-    return True
+def take_all(group: dict[str, Any]) -> None:
+    """From now on the sets are all samples."""
+    group[DOUBLINGS] = MOST_DOUBLINGS
+    forget(group)
 
 
-def learn(group: dict[str, Any], result: StepResult, *, of_terms: bool) -> None:
-    """After a step, remember what it promised, and enlarge the sets if needed.
+def learn(group: dict[str, Any], result: StepResult) -> None:
+    """Compare the loss on A with what the previous steps promised, and double the sets if needed.
 
     Args:
         group: with the entries, which are updated.
         result: of the step.
-        of_terms: whether the loss is that of terms, which `compare` was told before the step.
     """
     if not group[SAME_DATA]:
         forget(group)
         return
-    if not result.curvature_samples == result.objective_samples == result.samples:
-        if result.status is Status.NO_DECREASE and result.reason != SCALED_AWAY:
-            _enlarge(group)
-            return
-        if not of_terms and compare(group, result.loss, of_terms=False):
-            return
-    if result.status is Status.MOVED:
-        before = group[EXPECTED] - result.loss
+    # EXPECTED is the loss on A without the last steps, with older steps discounted.
+    seen = group[EXPECTED] - result.loss
+    fruitless = result.status is Status.NO_DECREASE and result.reason != SCALED_AWAY
+    too_small = fruitless or seen < WORTH * group[PROMISED]
+    everything = result.curvature_samples == result.objective_samples == result.samples
+    if too_small and not everything:
+        group[DOUBLINGS] = min(group[DOUBLINGS] + 1, MOST_DOUBLINGS)
+        forget(group)
+    elif result.status is Status.MOVED:
         # Where the loss falls by factors, older decreases are larger and would hide the last one.
         memory = MEMORY * min(1.0, result.loss / group[LOSS]) if group[LOSS] > 0 else MEMORY
-        memory = 0.0 if of_terms else memory
-        group[EXPECTED] = result.loss + (0.0 if math.isnan(before) else memory * before)
+        group[EXPECTED] = result.loss + (0.0 if math.isnan(seen) else memory * seen)
         group[PROMISED] = memory * group[PROMISED] + result.loss_before - result.loss_after
         group[LOSS] = result.loss
-
-
-def _enlarge(group: dict[str, Any], *, fitted: bool = False) -> None:
-    """Double the sets, or make them all points where a step has fitted those that it had."""
-    group[DOUBLINGS] = MOST_DOUBLINGS if fitted else min(group[DOUBLINGS] + 1, MOST_DOUBLINGS)
-    forget(group)
 
 
 class LastData:
