@@ -21,12 +21,12 @@ from krylov_descent.objective.network import Forward
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.term import LossOrTerms
 from krylov_descent.objective.terms import OF_TERMS
-from krylov_descent.optimizers import bound_data, term_steps
+from krylov_descent.optimizers import bound_data, shared_settings, term_steps
 from krylov_descent.optimizers.bound_data import BoundData, has_gradients, is_closure
+from krylov_descent.optimizers.call_checks import check_call
 from krylov_descent.optimizers.result import StepResult
 from krylov_descent.optimizers.snapshot import Snapshot
 from krylov_descent.optimizers.state_vectors import StateVectors
-from krylov_descent.runtime.descriptions import described, described_modules, name_of, tensors_of
 from krylov_descent.runtime.engine import Engine, StaleError
 from krylov_descent.runtime.private import holds_hooks
 from krylov_descent.runtime.process_group import ProcessGroup
@@ -204,23 +204,7 @@ class DataOptimizer(StateVectors):
         optimiser pass a closure that computes gradients and calls their hooks. Its result and the
         gradients are ignored.
         """
-        if hasattr(self, "grad_scale"):
-            vars(self).pop("grad_scale"), vars(self).pop("found_inf", None)
-            raise RuntimeError(
-                f"{type(self).__name__} does not work with GradScaler: it computes its own "
-                "gradients and needs no loss scaling. Call optimizer.step(data), and use "
-                "torch.autocast with bfloat16 where a low-precision forward pass is wanted"
-            )
-        if torch.is_inference_mode_enabled():
-            raise RuntimeError(
-                f"{type(self).__name__} needs gradients, which torch.inference_mode() rules out: "
-                "call optimizer.step outside of it, or use torch.no_grad() in its place"
-            )
-        if closure is not None and not callable(closure):
-            raise TypeError(
-                f"`closure` must be callable, or None, found {type(closure).__name__}: give the "
-                "data as the first argument"
-            )
+        check_call(self, closure)
         if self.objective.terms is not None:
             return term_steps.begin(self, data, closure)
         if self._bound.serves(data, closure):
@@ -353,7 +337,8 @@ class DataOptimizer(StateVectors):
         keys = [key for key in self.learnt if key in group]
         settings, tensors = dict[str, str](), dict[str, Tensor]()
         with ranks.own_work():
-            settings, tensors = self._description(given), self._tensors()
+            tensors = shared_settings.tensors(self.objective)
+            settings = shared_settings.texts(self, self._options(), given, tensors)
         learnt = [float(group[key]) for key in keys]
         step, numbers = check_alike(ranks, settings, tensors, learnt, ADVICE)
         for key, number in zip(keys, numbers, strict=True):
@@ -392,39 +377,6 @@ class DataOptimizer(StateVectors):
     def _options(self) -> dict[str, Any]:
         """Settings outside the parameter groups that must be equal on all ranks."""
         return {}
-
-    def _description(self, given: dict[str, Any]) -> dict[str, str]:
-        """All settings that must be equal on every rank, as text by name."""
-        network = self.objective.network
-        told: dict[str, Any] = {"the optimiser": type(self).__name__, **self._options()}
-        for name, data in given.items():
-            told[f"`{name}`"] = "left out" if data is None else "given"
-        told |= described("the loss", network.loss.module)
-        told["`forward`"] = name_of(network.forward)
-        for name, tensor in self._tensors().items():
-            told[name] = f"{tuple(tensor.shape)} {tensor.dtype}"
-        for index, group in enumerate(self.param_groups):
-            for key, value in group.items():
-                if key not in ("params", "param_names", *self.learnt):
-                    told[f"`{key}` of parameter group {index}"] = value
-        told |= described_modules(network.eager)
-        told["the order of what is trained"] = ", ".join(network.names)
-        if self.objective.terms is not None:
-            told |= self.objective.terms.description()
-        return {name: str(value) for name, value in told.items()}
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """All tensors on which the loss depends, by name; of data those of terms alone."""
-        network = self.objective.network
-        trained = set(network.names)
-        found: dict[str, Tensor] = {
-            f"the {'' if name in trained else 'frozen '}parameter {name}": p
-            for name, p in network.eager.named_parameters()
-        }
-        found |= {f"the buffer {name}": b for name, b in network.eager.named_buffers()}
-        if self.objective.terms is not None:
-            found |= self.objective.terms.tensors()
-        return found | tensors_of("the loss", network.loss.module)
 
     @contextmanager
     def _gradients_kept(self) -> Iterator[None]:
