@@ -1,4 +1,5 @@
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,14 @@ def test_seeds_share_a_line_and_the_first_has_the_curve(tmp_path: Path) -> None:
     there = [cell for cell in found["cells"] if cell["outcome"]]
     assert [cell.get("seed", 0) for cell in there] == [0, 1, 2]
     assert ["curve" in cell for cell in there] == [True, False, False]
+
+
+def test_records_of_the_repository_name_no_folder_of_a_machine() -> None:
+    """Their commands can be repeated where they lie."""
+    folder = Path(__file__).parents[2] / "results"
+    records = list(folder.rglob("config.json"))
+    assert records
+    for record in records:
+        words = shlex.split(json.loads(record.read_text())["command"])
+        if "--folder" in words:
+            assert not Path(words[words.index("--folder") + 1]).is_absolute(), record
