@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.physics.levenberg_marquardt import jacobian_of
-from benchmarks.physics.objective import Terms, closure_of, recorded
+from benchmarks.physics.levenberg_marquardt import FIRST, LevenbergMarquardt
+from benchmarks.physics.objective import Terms, closure_of
 from benchmarks.physics.running import _error
 from krylov_descent import KSD
 from krylov_descent.algorithms.bfgs import BFGS
 from krylov_descent.laboratory.physics.equation import on_device
 from krylov_descent.laboratory.physics.equations import EQUATIONS
 
-# Dampings relative to the 1-norm of the matrix: at first, between two, the least, how many.
-FIRST, FACTOR, LEAST, COUNT = 1e-3, 4.0, 1e-15, 12
+# Dampings relative to the 1-norm of the matrix: the factor between two, the least, how many.
+FACTOR, LEAST, COUNT = 4.0, 1e-15, 12
 # Of each term's residuals, by which the directions are made; iterations of BFGS.
 PART, ITERATIONS = 0.5, 5
 # Smaller eigenvalues of the directions' Gram matrix are left out; the floor of the curvature.
@@ -31,7 +31,7 @@ DEPENDENT, FLOOR = 1e-13, 2e-14
 PATIENCE = 40
 
 
-class DampedSteps:
+class DampedSteps(LevenbergMarquardt):
     """Steps in the span of (J_BᵀJ_B + λ)⁻¹J_Bᵀr_B for several λ, by BFGS on all residuals.
 
     Args:
@@ -40,20 +40,11 @@ class DampedSteps:
     """
 
     def __init__(self, net: nn.Sequential, terms: Terms) -> None:
-        self._parameters = list(net.parameters())
+        super().__init__(net, terms)
         self._sizes = [term.batch.size for term in terms.values()]
-        self._jacobian, self._residuals = (found.clone() for found in jacobian_of(net, terms))
-
-        def linearize() -> None:
-            jacobian, residuals = jacobian_of(net, terms)
-            self._jacobian.copy_(jacobian)
-            self._residuals.copy_(residuals)
-
-        self._linearize = recorded(linearize, self._jacobian.device)
         self._closure = closure_of(net, terms)
-        self._damping = FIRST
 
-    def step(self) -> float:
+    def step(self) -> float:  # type: ignore[override]
         """Move to the best point of the subspace; returns the loss there."""
         self._linearize()
         with torch.no_grad():
@@ -119,14 +110,6 @@ class DampedSteps:
             directions.append(-(solution if tall else jacobian.T @ solution))
         return dampings, directions
 
-    def _vector(self) -> Tensor:
-        return torch.cat([p.detach().flatten() for p in self._parameters])
-
-    def _move(self, theta: Tensor) -> None:
-        pieces = theta.split([p.numel() for p in self._parameters])
-        for p, piece in zip(self._parameters, pieces, strict=True):
-            p.data.copy_(piece.view_as(p))
-
 
 def _with_curvature_one(v: Tensor, images: Tensor) -> Tensor:
     """Combinations of the rows of V in which JᵀJ is the identity, given VJᵀ."""
@@ -136,7 +119,8 @@ def _with_curvature_one(v: Tensor, images: Tensor) -> Tensor:
     orthonormal = vectors[:, kept] / values[kept].sqrt()
     values, vectors = torch.linalg.eigh(orthonormal.T @ curvature @ orthonormal)
     values = values.clamp(min=FLOOR * len(values) * float(values[-1]))
-    return (orthonormal @ (vectors / values.sqrt())).T.to(v) @ v
+    found: Tensor = (orthonormal @ (vectors / values.sqrt())).T.to(v) @ v
+    return found
 
 
 def main() -> None:
