@@ -52,7 +52,7 @@ def traffic(step: Step) -> Traffic:
     # Of the first direction its length; of others also that before it was orthogonalised.
     calls, lengths = products + 1, 2 * products - 1
     found: Traffic = {
-        ("check", "all-gather"): Sent(1, 14 * SMALL * ranks),
+        ("check", "all-gather"): Sent(1, 19 * SMALL * ranks),
         ("gradient", "all-gather"): Sent(1, SMALL * ranks),
         ("gradient", "all-reduce"): Sent(3, 4 * SMALL + 2 * vector),
         ("gradient", "broadcast"): Sent(1, SMALL),

@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from krylov_descent import Term
+from krylov_descent.curvature.products import Curvature, CurvatureProduct
+from krylov_descent.objective.objective import Objective
+from krylov_descent.objective.terms import Terms
 
 Residual = Callable[[Any, Tensor], Tensor]
 
@@ -18,6 +21,17 @@ def small_net() -> nn.Sequential:
 
 def points(count: int, seed: int = 0) -> Tensor:
     return torch.rand(count, 2, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def derivative(net: nn.Module, x: Tensor) -> Tensor:
+    """∂u/∂x₀ [N] at points that need not require a gradient."""
+    x = x.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+    return slope[..., 0]
+
+
+def two_outputs(net: nn.Module, x: Tensor) -> Tensor:
+    return torch.stack([derivative(net, x), net(x)[:, 0] ** 2], 1)
 
 
 def laplace(net: nn.Module, x: Tensor) -> Tensor:
@@ -70,3 +84,11 @@ def dense(net: nn.Module, residual: Residual, x: Tensor) -> Tensor:
         rows.append(torch.cat([gradient.reshape(-1) for gradient in found]))
     matrix = torch.stack(rows).detach()
     return 2 * matrix.T @ matrix / len(matrix)
+
+
+def product_at(net: nn.Module, terms: dict[str, Term], **settings: Any) -> CurvatureProduct:
+    objective = Objective(net, terms, **settings)
+    assert isinstance(objective.terms, Terms)
+    like, group = objective.parameters.tensors[0], {"seed": 0, "steps": 0}
+    objective.terms.evaluate(objective.losses_by_term, like, group, objective.ranks)
+    return Curvature().at(objective, objective.terms.samples)

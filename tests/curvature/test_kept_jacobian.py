@@ -12,16 +12,18 @@ from krylov_descent.curvature import kept_jacobian
 from krylov_descent.curvature.kept_jacobian import Room
 from krylov_descent.curvature.products import Curvature, CurvatureProduct
 from krylov_descent.objective.objective import Objective
-from krylov_descent.objective.terms import Terms
 from tests.matrices import numbers
-from tests.terms import Residual, dense, laplace, points, small_net, terms_of
-
-
-def derivative(net: nn.Module, x: Tensor) -> Tensor:
-    """∂u/∂x₀ [N] at points that need not require a gradient."""
-    x = x.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
-    return slope[..., 0]
+from tests.terms import (
+    Residual,
+    dense,
+    derivative,
+    laplace,
+    points,
+    product_at,
+    small_net,
+    terms_of,
+    two_outputs,
+)
 
 
 class Unknown(nn.Module):
@@ -67,10 +69,6 @@ def with_a_frozen_weight() -> nn.Module:
     return net
 
 
-def two_outputs(net: nn.Module, x: Tensor) -> Tensor:
-    return torch.stack([derivative(net, x), net(x)[:, 0] ** 2], 1)
-
-
 def at_two_places(net: nn.Module, x: Tensor) -> Tensor:
     return derivative(net, x) - derivative(net, 1 - x)
 
@@ -92,14 +90,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Residual]] = {
     "a frozen layer": (with_a_frozen_layer, laplace),
     "a frozen weight": (with_a_frozen_weight, derivative),
 }
-
-
-def product_at(net: nn.Module, terms: dict[str, Term], **settings: Any) -> CurvatureProduct:
-    objective = Objective(net, terms, **settings)
-    assert isinstance(objective.terms, Terms)
-    like, group = objective.parameters.tensors[0], {"seed": 0, "steps": 0}
-    objective.terms.evaluate(objective.losses_by_term, like, group, objective.ranks)
-    return Curvature().at(objective, objective.terms.samples)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -12,12 +12,14 @@ import torch
 
 from krylov_descent.cuda.graphs.capture import capture_graph, is_large
 from krylov_descent.cuda.graphs.record_basis import launch_basis
+from krylov_descent.cuda.graphs.record_damped_basis import launch_damped_basis
 from krylov_descent.cuda.graphs.record_factors import launch_factors
 from krylov_descent.cuda.graphs.record_gradient import launch_gradient, launch_mini_batch
 from krylov_descent.cuda.graphs.record_product import launch_linearization
 from krylov_descent.cuda.graphs.record_search import launch_search
 from krylov_descent.cuda.graphs.recorder import Recorder
 from krylov_descent.cuda.triton.availability import availability
+from krylov_descent.curvature.damped_basis import DampedBasis
 from krylov_descent.curvature.krylov_basis import KrylovBasis
 from krylov_descent.curvature.preconditioners.kronecker import FactorsOfBatches
 from krylov_descent.curvature.products import Linearization
@@ -33,6 +35,7 @@ LAUNCHERS: dict[type, Callable[[Any, Any], Launched[Any]]] = {
     Linearization: launch_linearization,
     FactorsOfBatches: launch_factors,
     KrylovBasis: launch_basis,
+    DampedBasis: launch_damped_basis,
     Search: launch_search,
 }
 

@@ -14,6 +14,7 @@ unknown coefficients are, have a column each, by one more backward pass.)
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from torch.overrides import TorchFunctionMode
 
 from krylov_descent.curvature.derivative_checks import are_equal
 from krylov_descent.curvature.forward_mode import BatchProduct
-from krylov_descent.objective.batches import Batch, floating_tensors_in
+from krylov_descent.objective.batches import Batch, Tree, floating_tensors_in, map_tensors
+from krylov_descent.objective.losses import OutputHessian
 from krylov_descent.objective.network import Network
 from krylov_descent.runtime.messages import is_out_of_memory
 from krylov_descent.runtime.private import transforms_are_active
@@ -190,10 +192,38 @@ class Room:
         return part[:size].view(rows, columns)
 
 
-def gauss_newton(network: Network, batch: Batch, room: MakeRoom = torch.empty) -> BatchProduct:
-    """v → Σ JᵀH_E Jv over the batch, with J in memory.
+@dataclass(frozen=True, slots=True)
+class Jacobian:
+    """J of the outputs for a batch.
 
-    Making J takes about as long as three gradients for each output of a sample.
+    Attributes:
+        matrix: J [rows, n], with a row for each number in the outputs, tensor by tensor.
+        outputs: those of the model, without their graph.
+        output_hessian: v → H_E v for pieces shaped like the tensors of the outputs.
+    """
+
+    matrix: Tensor
+    outputs: Tree
+    output_hessian: OutputHessian
+
+    @property
+    def pieces(self) -> list[Tensor]:
+        """The floating-point tensors of the outputs."""
+        return floating_tensors_in(self.outputs)
+
+    def in_pieces(self, column: Tensor) -> list[Tensor]:
+        """A number for each row [rows], shaped like the pieces."""
+        pieces = self.pieces
+        parts = column.split([z.numel() for z in pieces])
+        return [part.view(z.shape) for part, z in zip(parts, pieces, strict=True)]
+
+    def curved(self, column: Tensor) -> Tensor:
+        """H_E times a number for each row [rows]."""
+        return torch.cat([z.reshape(-1) for z in self.output_hessian(self.in_pieces(column))])
+
+
+def jacobian(network: Network, batch: Batch, room: MakeRoom = torch.empty) -> Jacobian:
+    """J for a batch. Making it takes about as long as three gradients for each output of a sample.
 
     Args:
         network: model and loss.
@@ -208,18 +238,22 @@ def gauss_newton(network: Network, batch: Batch, room: MakeRoom = torch.empty) -
     uses = Uses(parameters.tensors)
     with _NotedLinear(uses, parameters.device):
         outputs = network.outputs(batch, eager=True)
-    middle = network.output_hessian(outputs, batch)
     found = floating_tensors_in(outputs)
     network.check_leaves(found)
-    shapes, rows = [z.shape for z in found], [z.numel() for z in found]
-    dtype, device = parameters.dtype, parameters.device
-    matrix = room(sum(rows), parameters.numel, dtype=dtype, device=device)
+    rows, dtype, device = sum(z.numel() for z in found), parameters.dtype, parameters.device
+    matrix = room(rows, parameters.numel, dtype=dtype, device=device)
     fill(matrix, found, parameters.tensors, uses)
+    outputs = map_tensors(Tensor.detach, outputs)
+    return Jacobian(matrix, outputs, network.output_hessian(outputs, batch))
+
+
+def gauss_newton(network: Network, batch: Batch, room: MakeRoom = torch.empty) -> BatchProduct:
+    """v → Σ JᵀH_E Jv over the batch, with J in memory; see `jacobian`."""
+    parameters, found = network.parameters, jacobian(network, batch, room)
 
     def product(pieces: list[Tensor]) -> list[Tensor | None]:
-        tangents = (matrix @ parameters.flatten(pieces)).split(rows)
-        curved = middle([t.view(shape) for t, shape in zip(tangents, shapes, strict=True)])
-        return [*parameters.pieces(matrix.t() @ torch.cat([c.reshape(-1) for c in curved]))]
+        curved = found.curved(found.matrix @ parameters.flatten(pieces))
+        return [*parameters.pieces(found.matrix.t() @ curved)]
 
     return product
 

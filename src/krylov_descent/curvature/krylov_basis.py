@@ -7,6 +7,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from krylov_descent.algorithms.basis_storage import Placement, Replicated, Sharded, Storage
+from krylov_descent.algorithms.damped_directions import DampedDirections
 from krylov_descent.algorithms.metric import Metric
 from krylov_descent.algorithms.subspace import Subspace, krylov_basis
 from krylov_descent.curvature.preconditioners.preconditioner import (
@@ -42,6 +43,11 @@ class BasisLayout:
                 f"found {self.kind!r}"
             )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether whole vectors are stored as they are."""
+        return self.kind == "replicated" and self.storage.is_plain
+
     def check(self, preconditioner: Preconditioner) -> None:
         """Raise ValueError if the basis is sharded and the preconditioner needs whole vectors."""
         if self.kind == "sharded" and not isinstance(preconditioner, EntrywisePreconditioner):
@@ -62,6 +68,7 @@ class Basis:
         graphs_kept: whether the autograd graphs of all of B were kept for the products.
         by_jacobian: whether the products were by a kept Jacobian.
         samples_for_metric: how many samples of B the preconditioner computed the gradient of.
+        damped: the damped directions that the basis spans; None for a Krylov basis.
     """
 
     subspace: Subspace
@@ -69,6 +76,12 @@ class Basis:
     graphs_kept: bool
     by_jacobian: bool
     samples_for_metric: int
+    damped: DampedDirections | None = None
+
+    @property
+    def products(self) -> int:
+        """How many curvature products it took: one for each direction, and none where damped."""
+        return self.subspace.rank if self.damped is None else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,6 +282,11 @@ class CurvatureProduct:
         """All samples of this rank if they are one batch with a kept graph or J, else None."""
         return self._batches[0] if self.kept and len(self._batches) == 1 else None
 
+    @property
+    def jacobian_bytes(self) -> float:
+        """Memory of J over all samples of this rank; infinite where it is not to be made."""
+        return self._curvature.jacobian_bytes * sum(batch.size for batch in self._batches)
+
     def __call__(self, vector: Tensor) -> Tensor:
         """Hv as a new vector [n], summed over ranks."""
         return self.objective.ranks.sum_vector(self.part(vector))
@@ -360,9 +365,13 @@ class CurvatureProduct:
             self._kept_products.append(curvature.linearize(network, batch, self._room()))
         return self._kept_products[index]
 
+    def room(self) -> MakeRoom:
+        """Makes memory for J, and is not kept, as it refers to `self`."""
+        return self._curvature.room(self)
+
     def _room(self) -> MakeRoom | None:
-        """Makes memory for J, and is not kept, as it refers to `self`; None without J."""
-        return self._curvature.room(self) if self._keeps_jacobian else None
+        """See `room`; None without J."""
+        return self.room() if self._keeps_jacobian else None
 
     def _fit(self, batches: list[Batch]) -> tuple[list[Batch], bool]:
         """Micro-batches whose graphs fit into memory, and whether all of the graphs fit at once.

@@ -8,7 +8,7 @@ physics-informed net does.
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, overload
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from krylov_descent.objective.batches import Batch, Tree, map_tensors
 from krylov_descent.objective.losses import Loss, LossContractError, SampleLoss
@@ -120,6 +120,12 @@ class Term:
     def rule(self) -> Any:
         """The residual, or the loss of the model's outputs."""
         return self._residual if self._loss is None else self._loss.module
+
+    @property
+    def is_squared(self) -> bool:
+        """Whether the term is a mean of squares without a size of its own for B and C."""
+        squares = self._loss is None or type(self._loss.module) is nn.MSELoss
+        return squares and self.subset_size is None
 
     @property
     def points(self) -> Any:

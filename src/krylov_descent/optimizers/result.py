@@ -49,12 +49,13 @@ class StepResult:
         iterations: of the search.
         evaluations: of the objective on C; with its gradient, except in Hessian-Free.
         products: curvature products on B. For KSD the products that became a direction of the
-            basis, so `products == rank`; for Hessian-Free the products of CG.
+            basis, so `products == rank`, but 0 in a damped step; for Hessian-Free those of CG.
         passes: work in passes over A: the samples processed for gradient, products and evaluations,
             divided by |A|.
         graphs_kept: whether the autograd graphs of B were kept for all products. False means that
             they exceed the memory for activations and were rebuilt for each product.
-        damping: λ of Hessian-Free after the step; None for other methods.
+        damping: λ of Hessian-Free after the step. For a damped step of KSD that of the direction
+            which the step is most along, in units of ‖JJᵀ‖₁. None for other steps and methods.
         reduction_ratio: ρ of Hessian-Free, the change of the objective divided by the change of the
             quadratic model; minus infinity if the objective rose. None for other methods.
         chosen_iteration: the iteration of CG whose iterate became the direction in Hessian-Free;

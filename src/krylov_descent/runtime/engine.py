@@ -88,5 +88,5 @@ class Engine:
     def clear(self) -> None:
         """Clear all caches, because the model has changed."""
 
-    def change_preconditioner(self) -> None:
-        """Clear the caches that depend on the preconditioner, because another one follows."""
+    def change_basis(self) -> None:
+        """Clear the caches for bases, because another preconditioner or kind of basis follows."""

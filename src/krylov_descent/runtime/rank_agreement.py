@@ -13,7 +13,7 @@ from krylov_descent.runtime.process_group import FIRST
 from krylov_descent.runtime.ranks import Ranks
 
 SHOWN = 5  # the most differences that an error message names
-MOST_NUMBERS = 10  # the most numbers that the other ranks take from rank 0
+MOST_NUMBERS = 15  # the most numbers that the other ranks take from rank 0
 READY, FAILED, WITHOUT_DATA = range(3)
 NOTHING = [0] * (2 + MOST_NUMBERS)
 START_ALIKE = (
@@ -35,7 +35,7 @@ def check_alike(
         ranks: to compare.
         settings: text by name; must be equal on all ranks.
         tensors: by name; must be equal on all ranks, bit for bit.
-        numbers: at most ten, the same count on all ranks. All ranks go on with rank 0's numbers.
+        numbers: at most fifteen, the same count on all ranks. All ranks go on with rank 0's numbers.
         advice: what to do about a difference, by the beginning of the name of what differs.
 
     Returns:
@@ -45,7 +45,7 @@ def check_alike(
         ValueError: on all ranks, if a rank differs from rank 0.
         RankError: another rank failed earlier. The failed rank raises its own error.
 
-    Cost: one pass over the tensors, and fourteen numbers from each rank.
+    Cost: one pass over the tensors, and nineteen numbers from each rank.
     """
     own, sums = NOTHING, dict[str, int]()
     with ranks.own_work():

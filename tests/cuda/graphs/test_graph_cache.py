@@ -153,7 +153,7 @@ def test_another_preconditioner_leaves_the_search_and_its_witnesses(engine: str)
     for name in names:
         recorder.graphs.load(name, losses_of, batch)
     assert recorder.graphs.names == names
-    recorder.change_preconditioner()
+    recorder.change_basis()
     assert recorder.graphs.names == names[2:]
     recorder.clear()
     assert recorder.graphs.names == []

@@ -33,8 +33,7 @@ from krylov_descent.runtime.ops import Operations, use
 
 def launch_basis(engine: Recorder, work: KrylovBasis) -> Launched[Basis]:
     """The basis; launched at once if it is recorded already and the step is repeatable."""
-    at_hand = work.layout.kind == "replicated" and work.layout.storage.is_plain
-    if work.objective.ranks.together or not at_hand:
+    if work.objective.ranks.together or not work.layout.is_plain:
         return Launched(work.run)
     if engine.repeatable and engine.graphs.has(_name(work)):
         return _launched(engine, work)

@@ -122,6 +122,6 @@ class Recorder(Engine):
         self.graphs.clear()
         self.staleness.clear()
 
-    def change_preconditioner(self) -> None:
+    def change_basis(self) -> None:
         pulses = [name for name in self.graphs.names if name.startswith(PULSE)]
         self.graphs.release(but=(EVALUATION, NOISE, STEP, *pulses))

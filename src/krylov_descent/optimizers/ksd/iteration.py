@@ -9,22 +9,25 @@ from torch import Tensor
 
 from krylov_descent.algorithms.bfgs import BFGS, BFGSResult
 from krylov_descent.algorithms.coordinates import Coordinates, subspace_is_known
+from krylov_descent.algorithms.damped_directions import DampedDirections
 from krylov_descent.algorithms.diminishing_returns import DiminishingReturns
 from krylov_descent.algorithms.minimizer import minimize
 from krylov_descent.algorithms.subspace import Subspace
+from krylov_descent.curvature.damped_basis import DampedBasis
 from krylov_descent.curvature.krylov_basis import Basis, KrylovBasis
 from krylov_descent.curvature.preconditioners.preconditioner import FisherDiagonal
+from krylov_descent.curvature.products import CurvatureProduct
 from krylov_descent.objective.batches import Nothing, Samples
 from krylov_descent.objective.evaluation import Evaluation
 from krylov_descent.objective.loss_scale import has_squares, length
 from krylov_descent.objective.objective import Objective
 from krylov_descent.objective.search_objective import Search, SearchObjective
 from krylov_descent.optimizers.account import MOST_FITS, Account
+from krylov_descent.optimizers.ksd import damped_phase, escalation, subset_growth
 from krylov_descent.optimizers.ksd import dimension as directions
-from krylov_descent.optimizers.ksd import escalation, subset_growth
 from krylov_descent.optimizers.ksd.ksd_state import KSDState
 from krylov_descent.optimizers.ksd.step_sets import StepSets
-from krylov_descent.optimizers.ksd.work import Work
+from krylov_descent.optimizers.ksd.work import JACOBIAN, Work
 from krylov_descent.optimizers.result import SCALED_AWAY, Status, StepResult
 from krylov_descent.runtime.engine import Launched
 
@@ -65,21 +68,26 @@ class Iteration:
         self._ranks, self._engine = objective.ranks, objective.engine
         self._schedule = optimizer._schedule
         if self._schedule.begin(optimizer.param_groups[0], optimizer.steps):
-            self._engine.change_preconditioner()
+            self._engine.change_basis()
         self._account, self._work = Account(objective), Work(objective)
         self._fits_left = MOST_FITS
         self._evaluations = 0
         self._samples: Samples = Nothing()
         self._curvature_set: Samples = Nothing()
         self._objective_set: Samples = Nothing()
-        self._subspace: Subspace
-        self._by_jacobian = False
+        self._damped: CurvatureProduct | None = None
+        self._basis: Basis
+        self._coordinates: Coordinates
 
     def gradient(self) -> Evaluation:
-        """Compute g and D on A, and draw B and C."""
+        """Compute g and D on A, and draw B and C. A damped step needs no D, and has B = C = A."""
         self._ranks.enter("gradient")
         self._samples = self._sets.to_walk_over()
         self._engine.repeatable = self._can_be_made_again()
+        self._damped = self._product_of_damped_step()
+        if self._damped is not None:
+            self._curvature_set = self._objective_set = self._samples
+            return self._objective.value_and_gradient(self._samples)
         found = self._schedule.current.update(self._objective, self._samples)
         self._curvature_set, self._objective_set = self._sets.draw()
         return found
@@ -91,6 +99,8 @@ class Iteration:
 
     def basis(self, gradient: Evaluation) -> Launched[Basis]:
         """Launch Algorithm 2 on B. The gradient has not been checked to be finite yet."""
+        if self._damped is not None:
+            return self._engine.launch(self._damped_basis(self._damped, gradient))
         optimizer = self._optimizer
         work = KrylovBasis(
             objective=self._objective,
@@ -106,6 +116,35 @@ class Iteration:
             layout=optimizer.layout,
         )
         return self._engine.launch(work)
+
+    def _product_of_damped_step(self) -> CurvatureProduct | None:
+        """In the phase of damped steps the Gauss-Newton matrix on A, which is B and C as well."""
+        optimizer, objective = self._optimizer, self._objective
+        if not damped_phase.is_under_way(optimizer.param_groups[0]):
+            return None
+        allowed = self._sets.drawn and optimizer._may_be_damped
+        if allowed and objective.single_batch(self._samples) is not None:
+            product = optimizer.curvature.at(objective, self._samples)
+            if damped_phase.suits(product):
+                return product
+        self._leave_damped_phase()
+        return None
+
+    def _damped_basis(self, product: CurvatureProduct, gradient: Evaluation) -> DampedBasis:
+        optimizer = self._optimizer
+        batch = self._objective.single_batch(self._samples)
+        assert batch is not None
+        return DampedBasis(
+            product=product,
+            batch=batch,
+            gradient=gradient.gradient,
+            damping=optimizer.param_groups[0][damped_phase.DAMPING],
+            provided_for=self._provided_for() + len(optimizer._previous),
+        )
+
+    def _leave_damped_phase(self) -> None:
+        damped_phase.end(self._optimizer.param_groups[0])
+        self._engine.change_basis()
 
     def _provided_for(self) -> int:
         """For how many directions to provide memory: K, and more if K may grow."""
@@ -159,28 +198,28 @@ class Iteration:
         account.lap("basis")
         account.note(
             rank=found.rank,
-            products=found.rank,
+            products=basis.products,
             curvature_samples=basis.samples,
             graphs_kept=basis.graphs_kept,
         )
         account.count(basis.samples_for_metric)
-        account.count(found.rank * basis.samples)
+        account.count((basis.products or int(JACOBIAN)) * basis.samples)
         if not np.isfinite(found.curvature.numpy()).all():
             return account.refused(Status.NOT_FINITE, "a curvature product on B is not finite")
         if not subspace_is_known(found.gram):
             return account.refused(Status.NOT_FINITE, OUT_OF_RANGE)
-        self._by_jacobian = basis.by_jacobian
+        self._basis = basis
         self._ranks.enter("search")
         return None
 
     def coordinates(self, subspace: Subspace) -> Coordinates:
         """The coordinates in which H̄ with floored eigenvalues is the identity."""
-        self._subspace = subspace
         floor = self._optimizer.epsilon
         if self._optimizer.curvature.kind != "hessian":
             rounding = subspace.rank * torch.finfo(subspace.gram.dtype).eps
             floor = min(SEMIDEFINITE_FLOOR * floor, ROUNDINGS * rounding)
-        return Coordinates(subspace.curvature, subspace.gram, floor)
+        self._coordinates = Coordinates(subspace.curvature, subspace.gram, floor)
+        return self._coordinates
 
     def minimize(self, f: SearchObjective, coordinates: Coordinates) -> BFGSResult | None:
         """BFGS on C from a = 0; None if the value or the gradient at a = 0 is not finite."""
@@ -198,7 +237,9 @@ class Iteration:
             return None
         noise = f.noise(start, gradient)
         most, returns = self._optimizer.bfgs_iterations, None
-        if most == "auto":
+        if most == "auto" and self._basis.damped is not None:
+            most = damped_phase.ITERATIONS
+        elif most == "auto":
             each = self._work.evaluation(f.samples, account["rank"])
             # As if by autograd: after a cheap basis searches would end before BFGS knows f.
             basis = self._work.basis(account["curvature_samples"], account["rank"])
@@ -263,8 +304,20 @@ class Iteration:
         account.note(step_norm=taken.norm or math.hypot(*map(length, taken.pieces)))
         self._ranks.settle()
         optimizer._keep_step(taken.pieces)
-        self._choose_dimension(f, start - value)
+        if self._basis.damped is None:
+            self._choose_dimension(f, start - value)
+        else:
+            self._choose_damping(self._basis.damped, best, value)
         return account.moved(str(best.reason), loss_after=value)
+
+    def _choose_damping(self, damped: DampedDirections, best: BFGSResult, after: float) -> None:
+        """Choose the damping of the next step, or that Krylov steps follow."""
+        damping = damped.best_damping(self._coordinates.to_basis(best.point))
+        group, before = self._optimizer.param_groups[0], self._account["loss_before"]
+        reason = damped_phase.learn(group, damping, before, after)
+        self._account.note(damping=damping, dimension_reason=reason)
+        if not damped_phase.is_under_way(group):
+            self._engine.change_basis()
 
     def _choose_dimension(self, f: SearchObjective, decrease: float) -> None:
         """Choose K of the next step, unless it is given, or this step had a longer basis."""
@@ -272,16 +325,16 @@ class Iteration:
         group = optimizer.param_groups[0]
         if optimizer.dimension != "auto" or group[escalation.LONGER_BASIS]:
             return
-        work, rows = self._work, range(1, self._subspace.rank + 1)
+        work, rows = self._work, range(1, self._basis.subspace.rank + 1)
         fixed, evaluations = self._work_of_gradient(), account["evaluations"]
         samples, searched = account["curvature_samples"], f.samples
         reason = directions.learn(
             group,
-            self._subspace,
+            self._basis.subspace,
             decrease,
             [
                 fixed
-                + work.basis(samples, k, by_jacobian=self._by_jacobian)
+                + work.basis(samples, k, by_jacobian=self._basis.by_jacobian)
                 + evaluations * work.evaluation(searched, k)
                 for k in rows
             ],

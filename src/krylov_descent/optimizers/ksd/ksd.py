@@ -2,10 +2,11 @@
 
 from typing import Any, overload
 
+from krylov_descent.curvature.kept_jacobian import NoJacobianError
 from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.base import Closure
+from krylov_descent.optimizers.ksd import damped_phase, escalation, subset_growth
 from krylov_descent.optimizers.ksd import dimension as directions
-from krylov_descent.optimizers.ksd import escalation, subset_growth
 from krylov_descent.optimizers.ksd.iteration import Iteration, RescaledError, longest_basis
 from krylov_descent.optimizers.ksd.ksd_state import KSDState
 from krylov_descent.optimizers.ksd.step_sets import StepSets
@@ -163,11 +164,16 @@ class KSD(KSDState):
                     result = self._iterate(iteration)
                 except RescaledError:  # the scale of the objective changed; at most twice per step
                     continue
+                except NoJacobianError:  # J was for a damped step
+                    damped_phase.end(group)
             if self.subset_sizes.grow:
                 subset_growth.learn(group, result)
             usual = int(group[directions.DIRECTIONS])
             if result.status is Status.MOVED:
                 escalation.take_back(group, usual)
+            elif escalation.is_refusal(result) and damped_phase.is_under_way(group):
+                result = damped_phase.refused(group, result)
+                objective.engine.change_basis()
             elif escalation.is_refusal(result):
                 longest = longest_basis(objective)
                 result = escalation.escalate(group, result, usual, longest, by_hand=not sets.drawn)

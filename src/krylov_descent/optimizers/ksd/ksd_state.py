@@ -14,8 +14,13 @@ from krylov_descent.objective.network import Forward
 from krylov_descent.objective.subsets import Size, SubsetSizes
 from krylov_descent.objective.term import LossOrTerms
 from krylov_descent.optimizers.base import DataOptimizer
+from krylov_descent.optimizers.ksd import (
+    damped_phase,
+    escalation,
+    preconditioner_schedule,
+    subset_growth,
+)
 from krylov_descent.optimizers.ksd import dimension as directions
-from krylov_descent.optimizers.ksd import escalation, preconditioner_schedule, subset_growth
 from krylov_descent.optimizers.ksd.dimension import Dimension
 from krylov_descent.optimizers.ksd.preconditioner_schedule import (
     PreconditionerSchedule,
@@ -42,6 +47,7 @@ class KSDState(DataOptimizer):
         *subset_growth.ENTRIES,
         *escalation.ENTRIES,
         *directions.ENTRIES,
+        *damped_phase.ENTRIES,
         *preconditioner_schedule.ENTRIES,
     )
 
@@ -130,7 +136,23 @@ class KSDState(DataOptimizer):
             subset_growth.begin(group)
         escalation.begin(group)
         directions.begin(group, self.dimension)
+        damped_phase.begin(group)
         preconditioner_schedule.begin(group)
+
+    @property
+    def _may_be_damped(self) -> bool:
+        """Whether damped steps fit the settings: terms that are squares, float64, the defaults."""
+        objective, terms = self.objective, self.objective.terms
+        by_default = self.dimension == "auto" and self.subset_sizes.grow and self.layout.is_plain
+        squares = terms is not None and all(term.is_squared for term in terms.values())
+        return (
+            by_default
+            and squares
+            and self.curvature.kind == "gauss-newton"
+            and objective.parameters.dtype is torch.float64
+            and not any(objective.parameters.weight_decay)
+            and not objective.ranks.together
+        )
 
     @property
     def _is_in_tf32(self) -> bool:
