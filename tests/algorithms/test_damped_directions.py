@@ -10,6 +10,7 @@ from krylov_descent.algorithms.damped_directions import (
     COUNT,
     FACTOR,
     damped_directions,
+    independent_residuals,
     least_damping,
 )
 
@@ -71,3 +72,10 @@ def test_without_a_number_there_is_no_direction() -> None:
     found = damped_directions(matrix, residuals, 1e-2)
     assert found.rows.shape == (0, 15)
     assert not len(found.dampings)
+
+
+def test_residuals_count_that_are_not_those_of_others() -> None:
+    matrix, _ = problem()
+    assert independent_residuals(matrix) == 6
+    assert independent_residuals(torch.cat([matrix, matrix[:3] + matrix[1:4]])) == 6
+    assert independent_residuals(matrix * math.inf) == 0

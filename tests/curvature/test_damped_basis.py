@@ -4,16 +4,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from krylov_descent import Term
-from krylov_descent.curvature.damped_basis import DampedBasis
-from krylov_descent.curvature.kept_jacobian import NoJacobianError
+from krylov_descent.curvature.damped_basis import DampedBasis, UnsuitedError
 from krylov_descent.curvature.products import CurvatureProduct
 from krylov_descent.curvature.residual_rows import residual_rows
 from krylov_descent.objective.batches import Batch
 from tests.matrices import numbers
-from tests.terms import points, product_at, small_net, terms_of, two_outputs
+from tests.terms import derivative, points, product_at, small_net, terms_of, two_outputs
 
 PROBLEMS: dict[str, Callable[[], dict[str, Term]]] = {
     "three terms": terms_of,
@@ -42,7 +41,7 @@ def test_residuals_have_the_loss_the_gradient_and_the_curvature(problem: str) ->
 
 
 def basis_of(product: CurvatureProduct, gradient: Tensor, slots: Tensor | None = None) -> Tensor:
-    work = DampedBasis(product, batch_of(product), gradient, 1e-3, 20)
+    work = DampedBasis(product, batch_of(product), gradient, 1e-3, False, 20)
     if slots is None:
         basis = work.run()
     else:
@@ -72,7 +71,21 @@ def test_the_subspace_has_the_curvature_of_all_residuals() -> None:
 def test_rows_without_numbers_are_no_basis() -> None:
     product = product_at(small_net(), terms_of())
     batch = batch_of(product)
-    work = DampedBasis(product, batch, torch.ones(1), 1e-3, 20)
+    work = DampedBasis(product, batch, torch.ones(1), 1e-3, False, 20)
     rows = residual_rows(product.objective.network, batch)
-    with pytest.raises(NoJacobianError, match="no system"):
+    with pytest.raises(UnsuitedError, match="no system"):
         work.build(rows._replace(matrix=rows.matrix * torch.nan))
+
+
+@pytest.mark.parametrize(("dimensions", "enough"), [(1, False), (2, True)])
+def test_points_on_a_line_have_too_few_directions(dimensions: int, enough: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(dimensions, 40), nn.Tanh(), nn.Linear(40, 1)).double()
+    product = product_at(net, {"equation": Term(derivative, points(60)[:, :dimensions])})
+    gradient = numbers(product.objective.parameters.numel, seed=2)
+    work = DampedBasis(product, batch_of(product), gradient, 1e-3, True, 20)
+    if enough:
+        assert work.run().subspace.rank
+    else:
+        with pytest.raises(UnsuitedError, match="few directions"):
+            work.run()

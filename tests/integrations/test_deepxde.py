@@ -17,6 +17,7 @@ import deepxde as dde
 
 from krylov_descent import KSD, Status
 from krylov_descent.integrations.deepxde import compile_with_ksd
+from krylov_descent.optimizers.ksd import damped_phase
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +151,14 @@ def test_every_condition_has_deepxdes_loss(name: str) -> None:
     norm = float(torch.cat([g.reshape(-1) for g in gradient]).norm())
     assert result.gradient_norm == pytest.approx(norm, rel=1e-7)
     assert result.terms["condition 1"] == pytest.approx(expected[-1] / 3, rel=1e-9)
+
+
+def test_readings_may_have_noise_and_mean_krylov_steps() -> None:
+    square, conditions = dde.geometry.Rectangle([0, 0], [1, 1]), square_conditions()
+    for name, may_be_damped in ("dirichlet", True), ("points", False):
+        model = model_of(lambda x, y: y - 1, [conditions[name]], outputs=2, where=square)
+        optimizer = compile_with_ksd(model, verbose=0)
+        assert damped_phase.is_under_way(optimizer.param_groups[0]) is may_be_damped
 
 
 def test_points_that_deepxde_draws_anew_are_taken_over() -> None:

@@ -10,16 +10,24 @@ from torch import Tensor, nn
 
 from krylov_descent import KSD, Status, StepResult, Term
 from krylov_descent.algorithms.damped_directions import least_damping
+from krylov_descent.curvature import damped_basis
 from krylov_descent.optimizers.ksd import damped_phase
 from krylov_descent.optimizers.ksd.subset_growth import DOUBLINGS, MOST_DOUBLINGS
 from tests.engines import RECORDING, check_alike, device_of, use
-from tests.terms import derivative, laplace, points, small_net, terms_of
+from tests.terms import derivative, laplace, points, small_net
 
 
 def wide_net(width: int = 20) -> nn.Sequential:
-    """With more parameters than `terms_of` has residuals, which are 33."""
+    """With more parameters than there are `residuals`."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 1)).double()
+
+
+def residuals() -> dict[str, Term]:
+    """An equation at 20 points, and values at 13 others."""
+    sides = points(13, 1)
+    values = Term(lambda net, x: net(x) - x.sum(1, keepdim=True), sides, weight=5.0)
+    return {"equation": Term(laplace, points(20)), "boundary": values}
 
 
 def was_damped(result: StepResult) -> bool:
@@ -36,6 +44,7 @@ def group(**changes: Any) -> dict[str, Any]:
 def few_residuals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Damped steps for the small problems here, too."""
     monkeypatch.setattr(damped_phase, "FEWEST_RESIDUALS", 10)
+    monkeypatch.setattr(damped_basis, "FEWEST_DIRECTIONS", 1)
 
 
 def poisson(inside: int) -> tuple[nn.Module, dict[str, Term]]:
@@ -65,7 +74,7 @@ def test_five_hundred_residuals_and_more_parameters_begin_with_damped_steps() ->
 
 
 def test_krylov_steps_on_all_samples_follow(few_residuals: None) -> None:
-    optimizer = KSD(wide_net(), terms_of())
+    optimizer = KSD(wide_net(), residuals())
     results = [optimizer.step() for _ in range(3)]
     optimizer.param_groups[0][damped_phase.HALVED_AT] = 3 - damped_phase.PATIENCE_AT_FIRST
     last_damped, first_krylov = optimizer.step(), optimizer.step()
@@ -105,7 +114,7 @@ def test_krylov_steps_follow_a_step_that_finds_no_decrease(few_residuals: None) 
 def test_settings_of_other_steps_are_followed(
     settings: dict[str, Any], few_residuals: None
 ) -> None:
-    assert not was_damped(KSD(wide_net(), terms_of(), **settings).step())
+    assert not was_damped(KSD(wide_net(), residuals(), **settings).step())
 
 
 def in_float32() -> tuple[nn.Module, dict[str, Term]]:
@@ -113,13 +122,19 @@ def in_float32() -> tuple[nn.Module, dict[str, Term]]:
 
 
 def more_residuals() -> tuple[nn.Module, dict[str, Term]]:
-    return small_net(), terms_of()
+    return small_net(), residuals()
 
 
-def other_loss() -> tuple[nn.Module, dict[str, Term]]:
+def readings() -> tuple[nn.Module, dict[str, Term]]:
     x = points(7, 2)
-    data = Term((x, x.sum(1, keepdim=True)), nn.L1Loss())
-    return wide_net(), terms_of() | {"data": data}
+    data = Term((x, x.sum(1, keepdim=True)), nn.MSELoss())
+    return wide_net(), residuals() | {"data": data}
+
+
+def on_a_line() -> tuple[nn.Module, dict[str, Term]]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 300), nn.Tanh(), nn.Linear(300, 1)).double()
+    return net, {"equation": Term(derivative, torch.linspace(0, 1, 520).double()[:, None])}
 
 
 def own_size() -> tuple[nn.Module, dict[str, Term]]:
@@ -137,7 +152,7 @@ def no_rows() -> tuple[nn.Module, dict[str, Term]]:
     return wide_net(), {"equation": Term(residual, points(20))}
 
 
-@pytest.mark.parametrize("make", [in_float32, more_residuals, other_loss, own_size, no_rows])
+@pytest.mark.parametrize("make", [in_float32, more_residuals, readings, own_size, no_rows])
 def test_other_problems_have_krylov_steps(make: Any, few_residuals: None) -> None:
     optimizer = KSD(*make())
     result = optimizer.step()
@@ -146,13 +161,21 @@ def test_other_problems_have_krylov_steps(make: Any, few_residuals: None) -> Non
     assert not damped_phase.is_under_way(optimizer.param_groups[0])
 
 
+def test_equations_in_one_dimension_have_krylov_steps() -> None:
+    optimizer = KSD(*on_a_line())
+    result = optimizer.step()
+    assert result.status is Status.MOVED
+    assert not was_damped(result)
+    assert not damped_phase.is_under_way(optimizer.param_groups[0])
+
+
 def test_large_systems_are_for_a_gpu(few_residuals: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(damped_phase, "MOST_RESIDUALS_ON_CPU", 32)
-    assert not was_damped(KSD(wide_net(), terms_of()).step())
+    assert not was_damped(KSD(wide_net(), residuals()).step())
 
 
 def test_given_iterations_are_made(few_residuals: None) -> None:
-    result = KSD(wide_net(), terms_of(), bfgs_iterations=2).step()
+    result = KSD(wide_net(), residuals(), bfgs_iterations=2).step()
     assert was_damped(result)
     assert result.iterations == 2
 
@@ -162,10 +185,7 @@ def test_recorded_steps_are_those_that_are_not(engine: str, few_residuals: None)
     device = device_of(engine)
 
     def trained(run_by: str) -> KSD:
-        terms = {
-            "equation": Term(laplace, points(20).to(device)),
-            "boundary": Term(lambda net, x: net(x), points(6, 1).to(device), weight=5.0),
-        }
+        terms = {"equation": Term(laplace, points(20).to(device))}
         optimizer = KSD(wide_net().to(device), terms)
         use(run_by, optimizer)
         return optimizer
@@ -181,14 +201,14 @@ def test_recorded_steps_are_those_that_are_not(engine: str, few_residuals: None)
 
 def test_a_resumed_run_continues_within_the_phase(few_residuals: None) -> None:
     net = wide_net()
-    optimizer = KSD(net, terms_of())
+    optimizer = KSD(net, residuals())
     for _ in range(3):
         optimizer.step()
     state, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(net.state_dict())
     expected = [optimizer.step().loss_after for _ in range(3)]
     again = wide_net()
     again.load_state_dict(weights)
-    resumed = KSD(again, terms_of())
+    resumed = KSD(again, residuals())
     resumed.load_state_dict(state)
     results = [resumed.step() for _ in range(3)]
     assert all(map(was_damped, results))
@@ -199,12 +219,12 @@ def test_a_state_from_before_the_phase_existed_goes_on_with_krylov_steps(
     few_residuals: None,
 ) -> None:
     net = wide_net()
-    optimizer = KSD(net, terms_of(), dimension=8)
+    optimizer = KSD(net, residuals(), dimension=8)
     optimizer.step()
     state = optimizer.state_dict()
     for entry in damped_phase.ENTRIES:
         del state["param_groups"][0][entry]
-    resumed = KSD(net, terms_of())
+    resumed = KSD(net, residuals())
     resumed.load_state_dict(state)
     assert not was_damped(resumed.step())
 

@@ -18,6 +18,8 @@ from torch import Tensor
 
 # The factor between two dampings, how many there are, and the least, in units of rounding.
 FACTOR, COUNT, LEAST_UNITS = 4.0, 12, 4.0
+# Smaller eigenvalues of JJᵀ do not count, relative to the largest.
+NEGLIGIBLE = 1e-12
 # Combinations of the directions with a smaller squared length are left out, in units of rounding.
 INDEPENDENT_UNITS = 500.0
 
@@ -70,6 +72,18 @@ def damped_directions(matrix: Tensor, residuals: Tensor, centre: float) -> Dampe
     known = (torch.stack(failures) == 0) & lengths.isfinite() & (lengths > 0)
     directions = -directions[known] / lengths[known, None]
     return _with_basis(directions, np.array(dampings)[known.cpu().numpy()])
+
+
+def independent_residuals(matrix: Tensor) -> int:
+    """How many eigenvalues of JJᵀ count, for J [m, n]: so many directions change all residuals.
+
+    Cost: m²n + 4m³/3 multiplications.
+    """
+    system = matrix @ matrix.t()
+    if not bool(system.isfinite().all()):
+        return 0
+    values = torch.linalg.eigvalsh(system)
+    return int((values > NEGLIGIBLE * values[-1]).sum())
 
 
 def least_damping(dtype: torch.dtype) -> float:

@@ -6,14 +6,21 @@ import torch
 from torch import Tensor
 
 from krylov_descent.algorithms.basis_storage import Alone, StoredBasis
-from krylov_descent.algorithms.damped_directions import damped_directions
+from krylov_descent.algorithms.damped_directions import damped_directions, independent_residuals
 from krylov_descent.algorithms.krylov import found_on_host
 from krylov_descent.algorithms.subspace import Subspace
-from krylov_descent.curvature.kept_jacobian import NoJacobianError
 from krylov_descent.curvature.krylov_basis import Basis
 from krylov_descent.curvature.products import CurvatureProduct
 from krylov_descent.curvature.residual_rows import ResidualRows, residual_rows
 from krylov_descent.objective.batches import Batch
+
+# Where fewer directions change all residuals, a Krylov space soon has all of them: in one dimension
+# there are about 8, in two 27 to 55 (results/trials/damped_directions.json).
+FEWEST_DIRECTIONS = 20
+
+
+class UnsuitedError(RuntimeError):
+    """Damped directions cannot be had, or are not worth their work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,7 @@ class DampedBasis:
         batch: all samples.
         gradient: g [n], finite and not zero.
         damping: in the middle of those that directions are made with.
+        first: whether to look first if damped directions are worth their work.
         provided_for: where the memory of a basis is kept, there is room for so many rows.
     """
 
@@ -32,6 +40,7 @@ class DampedBasis:
     batch: Batch
     gradient: Tensor
     damping: float
+    first: bool
     provided_for: int
 
     def run(self) -> Basis:
@@ -47,13 +56,15 @@ class DampedBasis:
             slots: memory for the rows of the basis [`provided_for`, n].
 
         Raises:
-            NoJacobianError: no damped system could be solved.
+            UnsuitedError: too few directions change all residuals, or no system could be solved.
         """
         matrix, residuals = of_all
+        if self.first and independent_residuals(matrix) < FEWEST_DIRECTIONS:
+            raise UnsuitedError("few directions change all residuals")
         found = damped_directions(matrix, residuals, self.damping)
         rank, size = found.rows.shape
         if not rank:
-            raise NoJacobianError("no system of the residuals could be solved")
+            raise UnsuitedError("no system of the residuals could be solved")
         stored = found.rows
         if slots is not None:
             slots[:rank] = found.rows

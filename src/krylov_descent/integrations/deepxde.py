@@ -32,6 +32,7 @@ from torch import Tensor
 
 from krylov_descent.objective.layers.graph_walks import leaves
 from krylov_descent.objective.term import Term
+from krylov_descent.optimizers.ksd import damped_phase
 from krylov_descent.optimizers.ksd.ksd import KSD
 
 EQUATION = "equation"
@@ -72,6 +73,8 @@ def compile_with_ksd(
     if model.net.regularizer is not None:
         options.setdefault("weight_decay", model.net.regularizer[1])
     optimizer = KSD(model.net, terms.made, **options)
+    if any(isinstance(bc, PointSetBC | PointSetOperatorBC) for bc in model.data.bcs):
+        damped_phase.end(optimizer.param_groups[0])  # these may be readings with noise
 
     def train_step(inputs: Any, targets: Any, auxiliary: Any) -> None:
         del targets, auxiliary

@@ -8,7 +8,7 @@ physics-informed net does.
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, overload
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from krylov_descent.objective.batches import Batch, Tree, map_tensors
 from krylov_descent.objective.losses import Loss, LossContractError, SampleLoss
@@ -122,10 +122,9 @@ class Term:
         return self._residual if self._loss is None else self._loss.module
 
     @property
-    def is_squared(self) -> bool:
-        """Whether the term is a mean of squares without a size of its own for B and C."""
-        squares = self._loss is None or type(self._loss.module) is nn.MSELoss
-        return squares and self.subset_size is None
+    def is_residual(self) -> bool:
+        """Whether the term is the mean square of a residual; else it is a loss of data."""
+        return self._loss is None
 
     @property
     def points(self) -> Any:

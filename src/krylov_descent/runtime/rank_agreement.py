@@ -35,7 +35,7 @@ def check_alike(
         ranks: to compare.
         settings: text by name; must be equal on all ranks.
         tensors: by name; must be equal on all ranks, bit for bit.
-        numbers: at most fifteen, the same count on all ranks. All ranks go on with rank 0's numbers.
+        numbers: at most fifteen, as many on all ranks, which go on with those of rank 0.
         advice: what to do about a difference, by the beginning of the name of what differs.
 
     Returns:

@@ -35,8 +35,8 @@ PATIENCE, PATIENCE_AT_FIRST, FALLEN = 40, 120, 1e-3
 FEWEST_RESIDUALS = 500
 # On a CPU the dense system of more residuals than these costs more than the evaluations of a step.
 MOST_RESIDUALS_ON_CPU = 1300
-# Numbers in memory for each of J: J, its rows of a step, and the systems.
-COPIES = 2
+# In memory beside J: JJᵀ, with a damping, and its factor.
+SYSTEMS = 3
 OVER = -1
 
 STEPS, DAMPING = "damped_steps", "damping"  # the number of such steps; OVER after the phase
@@ -74,13 +74,13 @@ def suits(product: CurvatureProduct) -> bool:
     """
     objective = product.objective
     parameters = objective.parameters
-    if COPIES * product.jacobian_bytes > objective.activation_memory:
-        return False
-    residuals = product.jacobian_bytes / parameters.empty().nbytes
+    number = torch.finfo(parameters.dtype).bits // 8
+    residuals = product.jacobian_bytes / (number * parameters.numel)
     most = parameters.numel - 1
     if parameters.device.type == "cpu":
         most = min(most, MOST_RESIDUALS_ON_CPU)
-    return FEWEST_RESIDUALS <= residuals <= most
+    memory = product.jacobian_bytes + SYSTEMS * number * residuals**2
+    return FEWEST_RESIDUALS <= residuals <= most and memory <= objective.activation_memory
 
 
 def learn(group: dict[str, Any], damping: float, before: float, after: float) -> str:

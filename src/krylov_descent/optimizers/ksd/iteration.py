@@ -118,7 +118,7 @@ class Iteration:
         return self._engine.launch(work)
 
     def _product_of_damped_step(self) -> CurvatureProduct | None:
-        """In the phase of damped steps the Gauss-Newton matrix on A, which is B and C as well."""
+        """The Gauss-Newton matrix on A if this step is a damped one, for which it must fit."""
         optimizer, objective = self._optimizer, self._objective
         if not damped_phase.is_under_way(optimizer.param_groups[0]):
             return None
@@ -127,24 +127,23 @@ class Iteration:
             product = optimizer.curvature.at(objective, self._samples)
             if damped_phase.suits(product):
                 return product
-        self._leave_damped_phase()
+        damped_phase.end(optimizer.param_groups[0])
+        self._engine.change_basis()
         return None
 
     def _damped_basis(self, product: CurvatureProduct, gradient: Evaluation) -> DampedBasis:
-        optimizer = self._optimizer
+        """The work that takes the place of Algorithm 2 in a damped step."""
+        optimizer, group = self._optimizer, self._optimizer.param_groups[0]
         batch = self._objective.single_batch(self._samples)
         assert batch is not None
         return DampedBasis(
             product=product,
             batch=batch,
             gradient=gradient.gradient,
-            damping=optimizer.param_groups[0][damped_phase.DAMPING],
+            damping=group[damped_phase.DAMPING],
+            first=group[damped_phase.STEPS] == 0,
             provided_for=self._provided_for() + len(optimizer._previous),
         )
-
-    def _leave_damped_phase(self) -> None:
-        damped_phase.end(self._optimizer.param_groups[0])
-        self._engine.change_basis()
 
     def _provided_for(self) -> int:
         """For how many directions to provide memory: K, and more if K may grow."""

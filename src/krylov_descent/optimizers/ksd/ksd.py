@@ -2,6 +2,7 @@
 
 from typing import Any, overload
 
+from krylov_descent.curvature.damped_basis import UnsuitedError
 from krylov_descent.curvature.kept_jacobian import NoJacobianError
 from krylov_descent.objective.objective import Objective
 from krylov_descent.optimizers.base import Closure
@@ -31,7 +32,10 @@ class KSD(KSDState):
             groups with `weight_decay` and `lr`); all of the model's by default. Parameters with
             `requires_grad=False` are not trained.
         dimension: K, the dimension of the Krylov subspace. "auto" begins with 8, and each step
-            chooses K of the next by the decrease that directions bring for their work.
+            chooses K of the next by the decrease that directions bring for their work. Where all
+            terms are residuals, which differentiate the net, many but fewer than parameters, "auto"
+            begins with steps along damped Gauss-Newton directions (float64, one process; see
+            "Damped steps first" on the page "Method").
         curvature: "gauss-newton", "hessian" or "fisher".
         preconditioner: "kronecker" (see `KroneckerFactors`; used after 10 steps with the diagonal),
             "fisher-diagonal", "identity", or an object with the `Preconditioner` protocol. "auto"
@@ -78,9 +82,9 @@ class KSD(KSDState):
     Under an initialised process group (`torchrun`) each rank passes its own part of the data to
     `step`, of any size. B and C are drawn from the data of all ranks, and each rank gets the result
     that one process would get on all of the data (with Kronecker factors, or a diagonal estimated
-    by random signs, an equally good one). Terms must be the same on every rank, with all their
-    points; each rank computes its share. Every rank must call `step`, with the same model and
-    options.
+    by random signs, an equally good one; damped steps are made by one process only). Terms must be
+    the same on every rank, with all their points; each rank computes its share. Every rank must
+    call `step`, with the same model and options.
 
     The page "Cost and memory" lists the cost and the memory of a step: with a diagonal
     preconditioner at most K + 12 vectors like the parameters, with Kronecker factors about 2K.
@@ -164,7 +168,7 @@ class KSD(KSDState):
                     result = self._iterate(iteration)
                 except RescaledError:  # the scale of the objective changed; at most twice per step
                     continue
-                except NoJacobianError:  # J was for a damped step
+                except (UnsuitedError, NoJacobianError):  # of a damped step
                     damped_phase.end(group)
             if self.subset_sizes.grow:
                 subset_growth.learn(group, result)

@@ -141,13 +141,18 @@ class KSDState(DataOptimizer):
 
     @property
     def _may_be_damped(self) -> bool:
-        """Whether damped steps fit the settings: terms that are squares, float64, the defaults."""
+        """Whether damped steps fit: terms that are residuals, in float64, with the defaults.
+
+        Readings may have noise, which damped steps would meet at once.
+        """
         objective, terms = self.objective, self.objective.terms
         by_default = self.dimension == "auto" and self.subset_sizes.grow and self.layout.is_plain
-        squares = terms is not None and all(term.is_squared for term in terms.values())
+        residuals = terms is not None and all(
+            term.is_residual and term.subset_size is None for term in terms.values()
+        )
         return (
             by_default
-            and squares
+            and residuals
             and self.curvature.kind == "gauss-newton"
             and objective.parameters.dtype is torch.float64
             and not any(objective.parameters.weight_decay)
