@@ -14,8 +14,8 @@ from krylov_descent.curvature.products import CurvatureProduct
 from krylov_descent.curvature.residual_rows import ResidualRows, residual_rows
 from krylov_descent.objective.batches import Batch
 
-# Where fewer directions change all residuals, a Krylov space soon has all of them: in one dimension
-# there are about 8, in two 27 to 55 (results/trials/damped_directions.json).
+# Where fewer directions change all residuals, a Krylov space soon has all of them: 8 for one
+# equation in one dimension, and 27 to 55 for five in two (results/trials/damped_directions.json).
 FEWEST_DIRECTIONS = 20
 
 

@@ -211,15 +211,12 @@ class Jacobian:
         """The floating-point tensors of the outputs."""
         return floating_tensors_in(self.outputs)
 
-    def in_pieces(self, column: Tensor) -> list[Tensor]:
-        """A number for each row [rows], shaped like the pieces."""
-        pieces = self.pieces
-        parts = column.split([z.numel() for z in pieces])
-        return [part.view(z.shape) for part, z in zip(parts, pieces, strict=True)]
-
     def curved(self, column: Tensor) -> Tensor:
         """H_E times a number for each row [rows]."""
-        return torch.cat([z.reshape(-1) for z in self.output_hessian(self.in_pieces(column))])
+        shapes = [z.shape for z in self.pieces]
+        parts = column.split([shape.numel() for shape in shapes])
+        vectors = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return torch.cat([z.reshape(-1) for z in self.output_hessian(vectors)])
 
 
 def jacobian(network: Network, batch: Batch, room: MakeRoom = torch.empty) -> Jacobian:

@@ -33,7 +33,8 @@ PATIENCE, PATIENCE_AT_FIRST, FALLEN = 40, 120, 1e-3
 # Of fewer residuals a Krylov space of some dozens of directions has most of what they span, and
 # Krylov steps are ahead in the first seconds (results/trials/damped_first.json).
 FEWEST_RESIDUALS = 500
-# On a CPU the dense system of more residuals than these costs more than the evaluations of a step.
+# On two cores a step with 1,020 takes half a second, and one with 3,400 2.5 s, where the plateau
+# lasts for more than a minute.
 MOST_RESIDUALS_ON_CPU = 1300
 # In memory beside J: JJᵀ, with a damping, and its factor.
 SYSTEMS = 3
@@ -59,9 +60,14 @@ def is_under_way(group: dict[str, Any]) -> bool:
     return bool(group[STEPS] != OVER)
 
 
+def has_steps(group: dict[str, Any]) -> bool:
+    """Whether the phase is under way and has made a step."""
+    return bool(group[STEPS] > 0)
+
+
 def end(group: dict[str, Any]) -> None:
     """Make Krylov steps from now on; on all samples if there were damped steps, which had all."""
-    if group[STEPS]:
+    if has_steps(group):
         subset_growth.take_all(group)
     group[STEPS] = OVER
 

@@ -128,7 +128,6 @@ class Iteration:
             if damped_phase.suits(product):
                 return product
         damped_phase.end(optimizer.param_groups[0])
-        self._engine.change_basis()
         return None
 
     def _damped_basis(self, product: CurvatureProduct, gradient: Evaluation) -> DampedBasis:
@@ -315,8 +314,6 @@ class Iteration:
         group, before = self._optimizer.param_groups[0], self._account["loss_before"]
         reason = damped_phase.learn(group, damping, before, after)
         self._account.note(damping=damping, dimension_reason=reason)
-        if not damped_phase.is_under_way(group):
-            self._engine.change_basis()
 
     def _choose_dimension(self, f: SearchObjective, decrease: float) -> None:
         """Choose K of the next step, unless it is given, or this step had a longer basis."""

@@ -158,6 +158,7 @@ class KSD(KSDState):
     def _step(self, objective: Objective, sets: StepSets) -> StepResult:
         """Run the iteration, and adapt the sets and the basis of the next step to its result."""
         group = self.param_groups[0]
+        was_damped = damped_phase.has_steps(group)
         # After a refused step no tf32: rounding may have caused the refusal.
         with derivatives_in_tf32(self._is_in_tf32 and not escalation.is_under_way(group)):
             if self.subset_sizes.grow:
@@ -177,10 +178,11 @@ class KSD(KSDState):
                 escalation.take_back(group, usual)
             elif escalation.is_refusal(result) and damped_phase.is_under_way(group):
                 result = damped_phase.refused(group, result)
-                objective.engine.change_basis()
             elif escalation.is_refusal(result):
                 longest = longest_basis(objective)
                 result = escalation.escalate(group, result, usual, longest, by_hand=not sets.drawn)
+        if was_damped and not damped_phase.is_under_way(group):
+            objective.engine.change_basis()  # which frees the Jacobian
         return result
 
     def _iterate(self, step: Iteration) -> StepResult:
